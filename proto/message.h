@@ -65,7 +65,8 @@ struct message_hello {
 	uint32_t isa;              // enum ops_isa
 	uint64_t memory_total_bytes, memory_free_bytes, memory_limit_bytes; // limit = what --memory leaves it
 	double bandwidth_bytes_per_s, matmul_flops; // measured with the real kernels
-	bool has_model;            // it can open the model path itself
+	double weight_ratio[DTYPE_COUNT]; // memory of a matrix of that type as this backend lays it out / bytes in the file; 0 = unsupported
+	uint64_t base_bytes;       // what a worker holds besides weights, KV and workspace
 };
 
 struct message_assign {
