@@ -34,6 +34,12 @@ struct encode_options {
 enum status tokenizer_encode(const struct tokenizer *, const char *text, size_t len, const struct encode_options *,
                              struct token_list *out, struct error *);
 
+// Text in parts of which some come from a client (message content). The parts are encoded as one text, so that the ids
+// are those of the whole, but a control token that overlaps a part with from_content stays text.
+struct text_segment { const char *text; size_t len; bool from_content; };
+enum status tokenizer_encode_segments(const struct tokenizer *, const struct text_segment *segments, size_t count,
+                                      bool add_special, struct token_list *out, struct error *);
+
 uint32_t tokenizer_vocab_size(const struct tokenizer *);
 // The bytes that a token stands for (not NUL-terminated; may be part of a character); *len = 0 for control tokens when
 // skip_special. Borrowed for the tokenizer's life.
