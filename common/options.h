@@ -43,6 +43,10 @@ struct options {
 	// set by the launcher for the processes it starts
 	char run_dir[4096];            // folder of mode 0700 with the control and data sockets
 	uint32_t worker_index; int watch_fd;
+	// Socket pair to the launcher, JSON lines, -1 = none. From it: {"exit":WORKER_INDEX,"pid":N,"how":"signal 9","log":"last lines"}
+	// when a worker has died. To it: {"restart":WORKER_INDEX} (only then does the launcher start it again) and
+	// {"kill":WORKER_INDEX} (SIGKILL, for one that hangs).
+	int launcher_fd;
 };
 
 // argv without the program name. Precedence: command line, environment, config file, default. Errors are STATUS_USAGE with
