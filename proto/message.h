@@ -1,5 +1,5 @@
 // Every message between coordinator and workers as plain C. Encoding, decoding and all checks of sizes, ranges and shapes
-// live in message.c; the generated protobuf structs never leave this folder. The surprising decision: a decoded message
+// live in message_*.c; the generated protobuf structs never leave this folder. The surprising decision: a decoded message
 // owns everything in one allocation whose size is capped before decoding, so a hostile message can cost at most that.
 //
 // Life of a worker on the control channel (worker DEALER, coordinator ROUTER) and the step channel (XPUB/SUB, one
