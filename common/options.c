@@ -451,6 +451,14 @@ static enum status check_together(const struct options *o, const struct verb *ve
 {
 	if (verb->takes_model && !o->model[0] && !(verb->bit == BENCH && o->url[0]))
 		return error_set(e, STATUS_USAGE, "`%s` needs a MODEL: a .gguf file, a folder, or org/name", verb->name);
+#ifndef STAGECOACH_HAVE_CUDA
+	for (int i = 0; i < o->n_devices; i++)
+		if (o->devices[i].kind == OPTION_DEVICE_CUDA)
+			return error_set(e, STATUS_UNAVAILABLE, "--devices cuda:%d: this build has no GPU workers", o->devices[i].index);
+	if (o->batch_invariant)
+		return error_set(e, STATUS_UNAVAILABLE, "--batch-invariant concerns GPU workers, which this build does not have; "
+		                                        "on CPUs results never depend on batching");
+#endif
 	if (!o->devices_auto && o->n_memory > 1 && o->n_memory != o->n_devices)
 		return error_set(e, STATUS_USAGE, "--memory gives %d values for %d devices", o->n_memory, o->n_devices);
 	if (!o->tls_cert[0] != !o->tls_key[0])

@@ -35,16 +35,25 @@ Test(options, defaults_are_those_of_the_table)
 
 Test(options, devices_keep_their_order_and_threads)
 {
-	cr_assert_eq(PARSE("serve", "m", "--devices", "cuda:1,cpu/8,cpu", "--memory=20GiB,0.8,512MiB"), STATUS_OK, "%s", e.text);
+	cr_assert_eq(PARSE("serve", "m", "--devices", "cpu/1,cpu/8,cpu", "--memory=20GiB,0.8,512MiB"), STATUS_OK, "%s", e.text);
 	cr_assert_eq(o.n_devices, 3);
-	cr_assert_eq(o.devices[0].kind, OPTION_DEVICE_CUDA);
-	cr_assert_eq(o.devices[0].index, 1);
+	cr_assert_eq(o.devices[0].kind, OPTION_DEVICE_CPU);
+	cr_assert_eq(o.devices[0].threads, 1);
 	cr_assert_eq(o.devices[1].threads, 8);
 	cr_assert_eq(o.devices[2].threads, 0);
 	cr_assert_eq(o.memory[0].bytes, 20ull << 30);
 	cr_assert(o.memory[1].is_fraction);
 	cr_assert_eq(o.memory[2].bytes, 512ull << 20);
 }
+
+#ifndef STAGECOACH_HAVE_CUDA
+Test(options, what_needs_a_gpu_says_so_in_a_build_without_gpu_workers)
+{
+	cr_assert_eq(PARSE("serve", "m", "--devices", "cpu,cuda:1"), STATUS_UNAVAILABLE);
+	cr_assert(strstr(e.text, "cuda:1"), "%s", e.text);
+	cr_assert_eq(PARSE("serve", "m", "--batch-invariant"), STATUS_UNAVAILABLE);
+}
+#endif
 
 Test(options, what_is_wrong_is_refused_with_the_options_name)
 {
