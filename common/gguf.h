@@ -35,6 +35,10 @@ struct gguf_tensor {
 	int64_t bytes;
 };
 
+// Limits on what a file may claim, so that a large file of nonsense is refused quickly.
+enum { GGUF_MAX_KEYS = 1 << 16, GGUF_MAX_TENSORS = 1 << 17, GGUF_MAX_NAME = 127, GGUF_MAX_KEY = 1024 };
+#define GGUF_MAX_ITEMS (UINT64_C(1) << 24)
+
 struct gguf;
 
 // Parses the header of a file of which `data[0..len)` is present. `label` names the file in errors; copied.
@@ -48,9 +52,13 @@ const struct gguf_kv *gguf_find(const struct gguf *, const char *key); // NULL i
 uint64_t gguf_tensor_count(const struct gguf *);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *, uint64_t i);
 const uint8_t *gguf_data(const struct gguf *);
+const char *gguf_label(const struct gguf *);
+const char *gguf_type_name(enum gguf_type);
 
-// Typed getters: STATUS_ABSENT if there is no such key, STATUS_REFUSED (key, expected, found) if it has another type or
-// does not fit the range.
+// Typed getters: STATUS_ABSENT if there is no such key, STATUS_REFUSED (key, expected, found) if it has another type.
+// Types are exact, as everywhere that GGUF is read: a count stored as a float or as 64 bits is not a uint32.
+enum status gguf_get_u16(const struct gguf *, const char *key, uint16_t *out, struct error *);
+enum status gguf_get_i32(const struct gguf *, const char *key, int32_t *out, struct error *);
 enum status gguf_get_u32(const struct gguf *, const char *key, uint32_t *out, struct error *);
 enum status gguf_get_f32(const struct gguf *, const char *key, float *out, struct error *);
 enum status gguf_get_bool(const struct gguf *, const char *key, bool *out, struct error *);
