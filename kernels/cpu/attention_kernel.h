@@ -1,0 +1,300 @@
+// Body of attention_portable.c, attention_avx2.c and attention_avx512.c. Orders that results depend on, the same for a
+// single query and for a full tile: a score sums over the head's elements in ascending order, the weighted sum of V over
+// positions in ascending order, the sum of probabilities in VL lanes. K is transposed once per tile, so that no sum runs
+// across a vector.
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/vec.h"
+
+#include <math.h>
+
+// Query vectors times vectors of keys (or of head elements) in registers: 6 x 4 of AVX-512's 32, else of 16.
+#if VEC_ISA == 512
+enum { REG_QUERIES = 6, REG_VECTORS = 4 };
+#elif VEC_ISA == 256
+enum { REG_QUERIES = 3, REG_VECTORS = 4 };
+#else
+enum { REG_QUERIES = 2, REG_VECTORS = 4 };
+#endif
+
+// to[i][j] = from[j][i]
+VEC_INLINE void transpose(vf to[VL], const vf from[VL])
+{
+#if VEC_ISA == 512
+	__m512 a[16], b[16];
+#pragma GCC unroll 16
+	for (int i = 0; i < 16; i += 2) {
+		a[i] = _mm512_unpacklo_ps(from[i], from[i + 1]);
+		a[i + 1] = _mm512_unpackhi_ps(from[i], from[i + 1]);
+	}
+#pragma GCC unroll 16
+	for (int i = 0; i < 16; i += 4) { // b[i + c], 128-bit lane l: column 4 l + c of rows i .. i + 3
+		b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+		b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xee);
+		b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+		b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+	}
+#pragma GCC unroll 16
+	for (int c = 0; c < 4; c++) {
+		__m512 even_low = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x88);     // lanes 0, 2 of rows 0-3, then of rows 4-7
+		__m512 odd_low = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xdd);
+		__m512 even_high = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x88);
+		__m512 odd_high = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xdd);
+		to[c] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+		to[8 + c] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+		to[4 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+		to[12 + c] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+	}
+#elif VEC_ISA == 256
+	__m256 a[8], b[8];
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i += 2) {
+		a[i] = _mm256_unpacklo_ps(from[i], from[i + 1]);
+		a[i + 1] = _mm256_unpackhi_ps(from[i], from[i + 1]);
+	}
+#pragma GCC unroll 8
+	for (int i = 0; i < 8; i += 4) {
+		b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+		b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+		b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+		b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+	}
+#pragma GCC unroll 8
+	for (int c = 0; c < 4; c++) {
+		to[c] = _mm256_permute2f128_ps(b[c], b[4 + c], 0x20);
+		to[4 + c] = _mm256_permute2f128_ps(b[c], b[4 + c], 0x31);
+	}
+#else
+	for (int i = 0; i < VL; i++)
+		to[i] = (vf){from[0][i], from[1][i], from[2][i], from[3][i]};
+#endif
+}
+
+VEC_INLINE void load_as(struct attention_tile *t, enum dtype type)
+{
+	const int step = REG_VECTORS * VL, size = type == DTYPE_F32 ? 4 : 2;
+	// Scores are computed for whole steps. Those outside [begin, end) are never used; zeros and repeated keys stand there
+	// so that no stale bytes are read as numbers.
+	for (int j = t->begin / step * step; j < (t->end + step - 1) / step * step; j += VL) {
+		if (j + VL <= t->begin || j >= t->end) {
+			for (int e = 0; e < t->padded; e++)
+				v_store(t->k + e * ATTENTION_BLOCK + j, v_set1(0));
+			continue;
+		}
+		const char *row[VL];
+		for (int i = 0; i < VL; i++)
+			row[i] = t->k_row[j + i < t->begin ? t->begin : j + i < t->end ? j + i : t->end - 1];
+		int e = 0;
+		for (; e + VL <= t->dim; e += VL) {
+			vf in[VL], out[VL];
+#pragma GCC unroll 16
+			for (int i = 0; i < VL; i++)
+				in[i] = v_load_as(row[i] + e * size, type, VL);
+			transpose(out, in);
+#pragma GCC unroll 16
+			for (int i = 0; i < VL; i++)
+				v_store(t->k + (e + i) * ATTENTION_BLOCK + j, out[i]);
+		}
+		if (e < t->dim) {
+			vf in[VL], out[VL];
+			for (int i = 0; i < VL; i++)
+				in[i] = v_load_as(row[i] + e * size, type, t->dim - e);
+			transpose(out, in);
+			for (int i = 0; i < VL; i++)
+				v_store(t->k + (e + i) * ATTENTION_BLOCK + j, out[i]);
+			e += VL;
+		}
+		for (; e < t->padded; e++)
+			v_store(t->k + e * ATTENTION_BLOCK + j, v_set1(0));
+	}
+	for (int j = t->begin; j < t->end; j++) {
+		const char *row = t->v_row[j];
+		float *v = t->v + j * t->padded;
+		int e = 0;
+		for (; e + VL <= t->dim; e += VL)
+			v_store(v + e, v_load_as(row + e * size, type, VL));
+		if (e < t->dim) {
+			v_store(v + e, v_load_as(row + e * size, type, t->dim - e));
+			e += VL;
+		}
+		for (; e < t->padded; e += VL)
+			v_store(v + e, v_set1(0));
+	}
+}
+
+static void load(struct attention_tile *t, enum dtype type)
+{
+	if (type == DTYPE_F16)
+		load_as(t, DTYPE_F16);
+	else if (type == DTYPE_BF16)
+		load_as(t, DTYPE_BF16);
+	else
+		load_as(t, DTYPE_F32);
+}
+
+// p[n][vectors * VL] = q k for n queries and keys from j on.
+VEC_INLINE void score_registers(const struct attention_tile *t, int first, int j, const int n, const int vectors)
+{
+	vf s[REG_QUERIES][REG_VECTORS];
+	const float *q = t->q + first * t->padded, *k = t->k + j;
+	float *p = t->p + first * ATTENTION_BLOCK + j;
+#pragma GCC unroll 6
+	for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+		for (int c = 0; c < vectors; c++)
+			s[i][c] = v_set1(0);
+	for (int e = 0; e < t->padded; e++, k += ATTENTION_BLOCK) {
+		vf kv[REG_VECTORS];
+#pragma GCC unroll 4
+		for (int c = 0; c < vectors; c++)
+			kv[c] = v_load(k + c * VL);
+#pragma GCC unroll 6
+		for (int i = 0; i < n; i++) {
+			vf x = v_set1(q[i * t->padded + e]);
+#pragma GCC unroll 4
+			for (int c = 0; c < vectors; c++)
+				s[i][c] = v_fma(x, kv[c], s[i][c]);
+		}
+	}
+#pragma GCC unroll 6
+	for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+		for (int c = 0; c < vectors; c++)
+			v_store(p + i * ATTENTION_BLOCK + c * VL, s[i][c]);
+}
+
+// acc[n][vectors * VL] = acc * scale + p v for n queries and head elements from e on.
+VEC_INLINE void weigh_registers(const struct attention_tile *t, const float *scale, int first, int e, const int n,
+                                const int vectors)
+{
+	vf a[REG_QUERIES][REG_VECTORS];
+	const float *p = t->p + first * ATTENTION_BLOCK, *v = t->v + e + t->begin * t->padded;
+	float *acc = t->acc + first * t->padded + e;
+#pragma GCC unroll 6
+	for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+		for (int c = 0; c < vectors; c++)
+			a[i][c] = v_load(acc + i * t->padded + c * VL) * v_set1(scale[first + i]);
+	for (int j = t->begin; j < t->end; j++, v += t->padded) {
+		vf vv[REG_VECTORS];
+#pragma GCC unroll 4
+		for (int c = 0; c < vectors; c++)
+			vv[c] = v_load(v + c * VL);
+#pragma GCC unroll 6
+		for (int i = 0; i < n; i++) {
+			vf x = v_set1(p[i * ATTENTION_BLOCK + j]);
+#pragma GCC unroll 4
+			for (int c = 0; c < vectors; c++)
+				a[i][c] = v_fma(x, vv[c], a[i][c]);
+		}
+	}
+#pragma GCC unroll 6
+	for (int i = 0; i < n; i++)
+#pragma GCC unroll 4
+		for (int c = 0; c < vectors; c++)
+			v_store(acc + i * t->padded + c * VL, a[i][c]);
+}
+
+#define CASES(call)                                                                                                    \
+	switch (n) {                                                                                                   \
+	case 1: call(1); break;                                                                                        \
+	case 2: call(2); break;                                                                                        \
+	case 3: call(REG_QUERIES < 3 ? REG_QUERIES : 3); break;                                                        \
+	case 4: call(REG_QUERIES < 4 ? REG_QUERIES : 4); break;                                                        \
+	case 5: call(REG_QUERIES < 5 ? REG_QUERIES : 5); break;                                                        \
+	case 6: call(REG_QUERIES < 6 ? REG_QUERIES : 6); break;                                                        \
+	}
+
+static void score(const struct attention_tile *t, int first, int n)
+{
+	const int step = REG_VECTORS * VL;
+	for (int j = t->begin / step * step; j < t->end; j += step) {
+#define CALL(count) score_registers(t, first, j, count, REG_VECTORS)
+		CASES(CALL)
+#undef CALL
+	}
+}
+
+static void weigh(const struct attention_tile *t, const float *scale, int first, int n)
+{
+	int e = 0;
+	for (; e + REG_VECTORS * VL <= t->padded; e += REG_VECTORS * VL) {
+#define CALL(count) weigh_registers(t, scale, first, e, count, REG_VECTORS)
+		CASES(CALL)
+#undef CALL
+	}
+	for (; e < t->padded; e += VL) {
+#define CALL(count) weigh_registers(t, scale, first, e, count, 1)
+		CASES(CALL)
+#undef CALL
+	}
+}
+
+// Turns the scores of query i into probabilities relative to its new maximum; returns what acc has to be scaled by.
+VEC_INLINE float soften(struct attention_tile *t, int i)
+{
+	float *p = t->p + i * ATTENTION_BLOCK;
+	int from = t->from[i], to = t->to[i];
+	for (int j = 0; j < from; j++)
+		p[j] = -INFINITY;
+	for (int j = to; j < ATTENTION_BLOCK; j++)
+		p[j] = -INFINITY;
+	vf m = v_load(p);
+#pragma GCC unroll 16
+	for (int j = VL; j < ATTENTION_BLOCK; j += VL)
+		m = v_max(m, v_load(p + j));
+	float block_max = v_hmax(m);
+	float max = t->max[i] > block_max ? t->max[i] : block_max;
+	vf sum = v_set1(0), shift = v_set1(max);
+#pragma GCC unroll 16
+	for (int j = 0; j < ATTENTION_BLOCK; j += VL) {
+		vf x = v_exp(v_load(p + j) - shift);
+		v_store(p + j, x);
+		sum = sum + x;
+	}
+	float scale = t->max[i] == max ? 1.0f : v_exp1(t->max[i] - max);
+	t->sum[i] = t->sum[i] * scale + v_sum(sum);
+	t->max[i] = max;
+	return scale;
+}
+
+static void fold(struct attention_tile *t, int first, int n)
+{
+	float scale[ATTENTION_QUERIES];
+	int groups = (n + REG_QUERIES - 1) / REG_QUERIES;
+	for (int g = 0; g < groups; g++) {
+		int from = first + n * g / groups;
+		score(t, from, first + n * (g + 1) / groups - from);
+	}
+	for (int i = first; i < first + n; i++)
+		scale[i] = soften(t, i);
+	for (int g = 0; g < groups; g++) {
+		int from = first + n * g / groups;
+		weigh(t, scale, from, first + n * (g + 1) / groups - from);
+	}
+}
+
+static void merge(float *total_max, float *total_sum, float *total_acc, const float *max, const float *sum,
+                  const float *acc, int padded, bool first)
+{
+	if (first) {
+		*total_max = *max;
+		*total_sum = *sum;
+		memcpy(total_acc, acc, (size_t)padded * sizeof(float));
+		return;
+	}
+	float m = *total_max > *max ? *total_max : *max;
+	float old_scale = *total_max == m ? 1.0f : v_exp1(*total_max - m), scale = *max == m ? 1.0f : v_exp1(*max - m);
+	*total_max = m;
+	*total_sum = *total_sum * old_scale + *sum * scale;
+	vf a = v_set1(old_scale), b = v_set1(scale);
+	for (int e = 0; e < padded; e += VL)
+		v_store(total_acc + e, v_load(total_acc + e) * a + v_load(acc + e) * b);
+}
+
+static void finish(float *out, const float *acc, float sum, int dim)
+{
+	for (int e = 0; e < dim; e++)
+		out[e] = acc[e] / sum;
+}
+
+const struct attention_kernel VEC_FN(attention_kernel) = {load, fold, merge, finish};

@@ -1,0 +1,2 @@
+#define VEC_ISA 0
+#include "kernels/cpu/rms_norm_rows.h"

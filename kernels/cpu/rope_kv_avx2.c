@@ -1,0 +1,4 @@
+#if defined(__x86_64__)
+#define VEC_ISA 256
+#include "kernels/cpu/rope_kv_rows.h"
+#endif
