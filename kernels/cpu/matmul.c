@@ -26,6 +26,8 @@ struct product {
 static const struct matmul_kernels *kernels_of(const struct ops_context *c)
 {
 	switch (c->isa) {
+	case ISA_AVX512:
+	case ISA_AVX512_BF16: return &matmul_avx512;
 	default: return &matmul_portable;
 	}
 }
@@ -185,7 +187,8 @@ static void set_tiles(struct product *p)
 {
 	int n = p->a->n_rows;
 	size_t block_bytes = p->blocks ? (size_t)n * (size_t)(p->cols / BLOCK_K) * X_BLOCK_BYTES : 0;
-	size_t float_bytes = p->floats ? (size_t)n * (size_t)p->cols * sizeof(float) : 0;
+	size_t float_row = (size_t)((p->cols + FLOAT_K - 1) / FLOAT_K * FLOAT_K) * sizeof(float);
+	size_t float_bytes = p->floats ? (size_t)n * float_row : 0;
 	size_t tile_bytes = ((size_t)p->n_tiles * sizeof(struct tile) + 63) / 64 * 64;
 	uint8_t *scratch = cpu_scratch(p->c, 2 * tile_bytes + block_bytes + 64 + float_bytes);
 	p->tiles = (struct tile *)scratch;
@@ -194,7 +197,7 @@ static void set_tiles(struct product *p)
 	for (int i = 0; i < p->n_tiles; i++) {
 		int row = (int)((int64_t)n * i / p->n_tiles), end = (int)((int64_t)n * (i + 1) / p->n_tiles);
 		p->tiles[i] = (struct tile){row, end - row, x + (size_t)row * (size_t)(p->cols / BLOCK_K) * X_BLOCK_BYTES};
-		p->float_tiles[i] = (struct tile){row, end - row, xf + (size_t)row * (size_t)p->cols * sizeof(float)};
+		p->float_tiles[i] = (struct tile){row, end - row, xf + (size_t)row * float_row};
 	}
 }
 

@@ -8,15 +8,16 @@
 // Bounds: |w| <= 128, so |sum w q| <= 32 * 128 * 32639 < 2^27. Float types: acc = fma(w, x, acc), k in order.
 //
 // Packed activations: rows are cut into tiles of at most TILE_ROWS. Of a tile of T rows,
-//   quantised: per block int16 [16 pairs][T][2], float dx[T], float dx * sum q [T]; pair 2j + i holds k 4j+i and 4j+i+2,
-//              which is what even and odd bytes of a quad widen to
-//   float:     float [k][T]
+//   quantised: per block of 32 k int16 [T][32], float dx[T], float dx * sum q [T]. Of each four k, the order is 0 2 1 3:
+//              even and odd bytes of a quad of weights then widen to the pairs that meet them
+//   float:     per 16 k float [T][16] (the last may be shorter in use, not in size)
+// Nothing is interleaved further: the kernels broadcast single words, which costs the same from any line in L1.
 #ifndef STAGECOACH_KERNELS_MATMUL_H
 #define STAGECOACH_KERNELS_MATMUL_H
 
 #include "kernels/cpu/weight.h"
 
-enum { TILE_ROWS = 12, X_LIMIT = 32639, X_BLOCK_BYTES = 72 /* per row */ };
+enum { TILE_ROWS = 12, X_LIMIT = 32639, X_BLOCK_BYTES = 72, FLOAT_K = 16 };
 
 struct tile {
 	int row, rows;    // first row of the batch, count

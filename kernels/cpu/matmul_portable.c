@@ -4,9 +4,15 @@
 
 #include "kernels/cpu/matmul.h"
 
+// Where k of a block stands among the packed activations of a row.
+static int place(int k)
+{
+	return k / 4 * 4 + k % 2 * 2 + k / 2 % 2;
+}
+
 static void pack_block(const float *x, int t, int rows, uint8_t *record)
 {
-	int16_t *pairs = (int16_t *)record;
+	int16_t *words = (int16_t *)record;
 	float largest = 0, *dx = (float *)(record + 64 * rows);
 	int sum = 0;
 	for (int k = 0; k < BLOCK_K; k++)
@@ -17,7 +23,7 @@ static void pack_block(const float *x, int t, int rows, uint8_t *record)
 		float v = rintf(x[k] * inverse);
 		int q = v <= X_LIMIT ? v >= -X_LIMIT ? (int)v : -X_LIMIT : X_LIMIT;
 		sum += q;
-		pairs[((k / 4 * 2 + k % 2) * rows + t) * 2 + k / 2 % 2] = (int16_t)q;
+		words[t * BLOCK_K + place(k)] = (int16_t)q;
 	}
 	dx[t] = inverse > 0 ? largest / X_LIMIT : 0;
 	dx[rows + t] = dx[t] * (float)sum;
@@ -32,31 +38,32 @@ static void pack_blocks(const float *x, int64_t stride, int rows, int64_t n_bloc
 
 static void pack_floats(const float *x, int64_t stride, int rows, int64_t cols, void *out)
 {
-	for (int64_t k = 0; k < cols; k++)
+	for (int64_t k = 0; k < cols; k += FLOAT_K)
 		for (int t = 0; t < rows; t++)
-			((float *)out)[k * rows + t] = x[t * stride + k];
+			for (int i = 0; i < FLOAT_K; i++)
+				((float *)out)[k * rows + t * FLOAT_K + i] = k + i < cols ? x[t * stride + k + i] : 0;
 }
 
-static int dot(const int16_t *w, const int16_t *pairs, int rows, int begin, int end)
+static int dot(const int16_t *w, const int16_t *x, int begin, int end)
 {
 	int sum = 0;
 	for (int k = begin; k < end; k++)
-		sum += w[k] * pairs[(k / 4 * 2 + k % 2) * rows * 2 + k / 2 % 2];
+		sum += w[k] * x[place(k)];
 	return sum;
 }
 
 static void add_block(const struct panel_block *w, const struct weight_format *f, const uint8_t *record, int t,
                       int rows, float *acc)
 {
-	const int16_t *pairs = (const int16_t *)record + 2 * t;
+	const int16_t *x = (const int16_t *)record + t * BLOCK_K;
 	const float *dx = (const float *)(record + 64 * rows);
 	for (int i = 0; i < PANEL_ROWS; i++) {
 		if (f->scales == SCALES_6K) {
-			acc[i] = fmaf((float)dot(w->w[i], pairs, rows, 0, 16), w->scale[0][i] * dx[t], acc[i]);
-			acc[i] = fmaf((float)dot(w->w[i], pairs, rows, 16, 32), w->scale[1][i] * dx[t], acc[i]);
+			acc[i] = fmaf((float)dot(w->w[i], x, 0, 16), w->scale[0][i] * dx[t], acc[i]);
+			acc[i] = fmaf((float)dot(w->w[i], x, 16, 32), w->scale[1][i] * dx[t], acc[i]);
 			continue;
 		}
-		acc[i] = fmaf((float)dot(w->w[i], pairs, rows, 0, 32), w->scale[0][i] * dx[t], acc[i]);
+		acc[i] = fmaf((float)dot(w->w[i], x, 0, 32), w->scale[0][i] * dx[t], acc[i]);
 		if (f->scales == SCALES_HALF_MIN || f->scales == SCALES_K)
 			acc[i] = fmaf(w->minimum[i], dx[rows + t], acc[i]);
 	}
@@ -112,7 +119,8 @@ static void multiply_floats(const struct panel_job *j)
 				w[i] = element(j->w[p]->dtype, panel, k * PANEL_ROWS + i);
 			for (const struct tile *tile = j->tiles; tile < j->tiles + j->n_tiles; tile++)
 				for (int t = 0; t < tile->rows; t++) {
-					float *acc = acc_of(j, tile, t, p), x = ((const float *)tile->x)[k * tile->rows + t];
+					float *acc = acc_of(j, tile, t, p);
+					float x = ((const float *)tile->x)[(k / FLOAT_K * tile->rows + t) * FLOAT_K + k % FLOAT_K];
 					for (int i = 0; i < PANEL_ROWS; i++)
 						acc[i] = fmaf(w[i], x, acc[i]);
 				}

@@ -1,0 +1,467 @@
+// Matrix kernels for AVX-512 with VNNI. Many rows: a block of two panels is widened to int16 once per chunk of rows and
+// multiplied by vpdpwssd, 24 accumulators in registers. One row: the bytes meet the high and the low bytes of the
+// activations by vpdpbusd, so that nothing is widened: per 128 weights of 4 bits 3 instructions to unpack and 4 to
+// multiply, where the 16-bit form would need 7 and 4.
+#include <immintrin.h>
+#include <string.h>
+
+#include "kernels/cpu/matmul.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { FLOAT_STEP = 128 }; // k whose weights stay in L1 while the tiles of a chunk pass: 2 panels x 128 x 64 B = 16 kB
+
+// The 32 activations of a block as integers; returns dx, and the sums of the two halves.
+INLINE float quantise(const float *x, __m512i *q0, __m512i *q1, int sum[2])
+{
+	__m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+	float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+	float inverse = largest > 1e-30f ? X_LIMIT / largest : 0;
+	*q0 = _mm512_cvtps_epi32(_mm512_mul_ps(a, _mm512_set1_ps(inverse)));
+	*q1 = _mm512_cvtps_epi32(_mm512_mul_ps(b, _mm512_set1_ps(inverse)));
+	sum[0] = _mm512_reduce_add_epi32(*q0);
+	sum[1] = _mm512_reduce_add_epi32(*q1);
+	return inverse > 0 ? largest / X_LIMIT : 0;
+}
+
+static void pack_blocks(const float *x, int64_t stride, int rows, int64_t n_blocks, void *out)
+{
+	uint8_t *record = out;
+	for (int64_t b = 0; b < n_blocks; b++, record += rows * X_BLOCK_BYTES) {
+		float *dx = (float *)(record + 64 * rows);
+		for (int t = 0; t < rows; t++) {
+			__m512i q0, q1;
+			int sum[2];
+			dx[t] = quantise(x + t * stride + b * BLOCK_K, &q0, &q1, sum);
+			dx[rows + t] = dx[t] * (float)(sum[0] + sum[1]);
+			__m512i w = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi32_epi16(q0)), _mm512_cvtsepi32_epi16(q1), 1);
+			w = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(w, 0xd8), 0xd8);
+			_mm512_storeu_si512(record + 64 * t, w);
+		}
+	}
+}
+
+static void pack_floats(const float *x, int64_t stride, int rows, int64_t cols, void *out)
+{
+	float *o = out;
+	for (int64_t k = 0; k < cols; k += FLOAT_K) {
+		__mmask16 mask = cols - k < FLOAT_K ? (__mmask16)((1u << (cols - k)) - 1) : 0xffff;
+		for (int t = 0; t < rows; t++, o += FLOAT_K)
+			_mm512_storeu_ps(o, _mm512_maskz_loadu_ps(mask, x + t * stride + k));
+	}
+}
+
+// Scales of a block of a panel.
+struct scales { __m512 d0, d1, m; };
+
+INLINE __m512 halfs(const uint8_t *p)
+{
+	return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+INLINE struct scales load_scales(enum weight_scales kind, const uint8_t *scales, int64_t block)
+{
+	struct scales s = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+	if (kind == SCALES_HALF) {
+		s.d0 = halfs(scales + block * 32);
+	} else if (kind == SCALES_HALF_MIN) {
+		s.d0 = halfs(scales + block * 64);
+		s.m = halfs(scales + block * 64 + 32);
+	} else if (kind == SCALES_K) {
+		const uint8_t *p = scales + block / 8 * 320, *q = p + 64 + block % 8 * 16;
+		__m512 sc = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)q)));
+		__m512 mn = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(q + 128))));
+		s.d0 = _mm512_mul_ps(halfs(p), sc);
+		s.m = _mm512_sub_ps(_mm512_set1_ps(-0.0f), _mm512_mul_ps(halfs(p + 32), mn));
+	} else {
+		const uint8_t *p = scales + block / 8 * 288, *q = p + 32 + block % 8 * 32;
+		__m512 d = halfs(p);
+		s.d0 = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)q))));
+		s.d1 = _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(q + 16)))));
+	}
+	return s;
+}
+
+// Vector of quad j of a block: uint8 [row][4].
+INLINE __m512i load_quad(int bits, const uint8_t *block, int j)
+{
+	if (bits == 8)
+		return _mm512_load_si512(block + 64 * j);
+	__m512i v = _mm512_load_si512(block + 64 * (j % 4));
+	const __m512i low = _mm512_set1_epi8(15);
+	v = j < 4 ? _mm512_and_si512(v, low) : _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+	if (bits == 4)
+		return v;
+	__m512i h = _mm512_load_si512(block + 256 + (bits == 6 ? 64 * (j / 4) : 0));
+	int shift = bits == 5 ? 4 - j : 4 - 2 * (j % 4);
+	h = shift >= 0 ? _mm512_slli_epi16(h, shift) : _mm512_srli_epi16(h, -shift);
+	return _mm512_ternarylogic_epi32(v, h, _mm512_set1_epi8(bits == 5 ? 0x10 : 0x30), 0xf8); // v | (h & mask)
+}
+
+// A block of one or two panels, widened, in L1.
+struct wide_block {
+	__m512i w[16][2];       // [2 * quad + odd][panel], int16 [row][2]
+	struct scales scales[2];
+};
+
+INLINE void widen(int bits, int offset, const uint8_t *block, __m512i (*w)[2])
+{
+	const __m512i low = _mm512_set1_epi16(255), off = _mm512_set1_epi16((short)offset);
+#pragma GCC unroll 8
+	for (int j = 0; j < 8; j++) {
+		__m512i v = load_quad(bits, block, j);
+		__m512i even = _mm512_and_si512(v, low), odd = _mm512_srli_epi16(v, 8);
+		w[2 * j][0] = offset ? _mm512_sub_epi16(even, off) : even;
+		w[2 * j + 1][0] = offset ? _mm512_sub_epi16(odd, off) : odd;
+	}
+}
+
+static void widen_block(const struct panel_job *j, int p, int64_t b, struct wide_block *out)
+{
+	const struct weight *w = j->w[p];
+	const uint8_t *panel = weight_panel(w, j->panel[p]), *scales = panel_scales(w, panel);
+	const uint8_t *block = panel + (size_t)b * (size_t)w->format->block_bytes;
+	__m512i(*words)[2] = (__m512i(*)[2])&out->w[0][p];
+	switch (w->format->bits) {
+	case 4:
+		if (w->format->offset)
+			widen(4, 8, block, words);
+		else
+			widen(4, 0, block, words);
+		break;
+	case 5: widen(5, w->format->offset, block, words); break;
+	case 6: widen(6, 32, block, words); break;
+	default: widen(8, 128, block, words); break;
+	}
+	switch (w->format->scales) {
+	case SCALES_HALF: out->scales[p] = load_scales(SCALES_HALF, scales, b); break;
+	case SCALES_HALF_MIN: out->scales[p] = load_scales(SCALES_HALF_MIN, scales, b); break;
+	case SCALES_K: out->scales[p] = load_scales(SCALES_K, scales, b); break;
+	default: out->scales[p] = load_scales(SCALES_6K, scales, b); break;
+	}
+}
+
+enum kind { PLAIN, WITH_MINIMUM, TWO_HALVES };
+
+// Pairs first to end - 1 of a block, added to the accumulators of T rows; half names the scale.
+INLINE void tile_sums(int T, int P, int first, int end, int half, bool minimum, const struct wide_block *w,
+                      const uint8_t *x, float *acc)
+{
+	const float *dx = (const float *)(x + 64 * T);
+	__m512i sum[TILE_ROWS][2];
+#pragma GCC unroll 12
+	for (int t = 0; t < T; t++)
+		sum[t][0] = sum[t][1] = _mm512_setzero_si512();
+	for (int i = first; i < end; i++) {
+		__m512i w0 = w->w[i][0], w1 = P == 2 ? w->w[i][1] : w0;
+#pragma GCC unroll 12
+		for (int t = 0; t < T; t++) {
+			int pair;
+			memcpy(&pair, x + 64 * t + 4 * i, 4);
+			__m512i v = _mm512_set1_epi32(pair);
+			sum[t][0] = _mm512_dpwssd_epi32(sum[t][0], w0, v);
+			if (P == 2)
+				sum[t][1] = _mm512_dpwssd_epi32(sum[t][1], w1, v);
+		}
+	}
+#pragma GCC unroll 12
+	for (int t = 0; t < T; t++) {
+		__m512 d = _mm512_set1_ps(dx[t]), s = _mm512_set1_ps(dx[T + t]);
+#pragma GCC unroll 2
+		for (int p = 0; p < P; p++) {
+			const struct scales *c = &w->scales[p];
+			float *out = acc + (t * 2 + p) * PANEL_ROWS;
+			__m512 a = _mm512_load_ps(out);
+			a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[t][p]), _mm512_mul_ps(half ? c->d1 : c->d0, d), a);
+			if (minimum)
+				a = _mm512_fmadd_ps(c->m, s, a);
+			_mm512_store_ps(out, a);
+		}
+	}
+}
+
+INLINE void tile_block(int T, int P, enum kind kind, const struct wide_block *w, const uint8_t *x, float *acc)
+{
+	if (kind == TWO_HALVES) {
+		tile_sums(T, P, 0, 8, 0, false, w, x, acc);
+		tile_sums(T, P, 8, 16, 1, false, w, x, acc);
+	} else {
+		tile_sums(T, P, 0, 16, 0, kind == WITH_MINIMUM, w, x, acc);
+	}
+}
+
+#define EACH_T(M) M(1) M(2) M(3) M(4) M(5) M(6) M(7) M(8) M(9) M(10) M(11) M(12)
+#define BLOCK_KERNELS(T)                                                                                               \
+	static void block_##T(int panels, enum kind kind, const struct wide_block *w, const uint8_t *x, float *acc)    \
+	{                                                                                                              \
+		if (panels == 1)                                                                                       \
+			kind == PLAIN          ? tile_block(T, 1, PLAIN, w, x, acc)                                    \
+			: kind == WITH_MINIMUM ? tile_block(T, 1, WITH_MINIMUM, w, x, acc)                             \
+					       : tile_block(T, 1, TWO_HALVES, w, x, acc);                              \
+		else                                                                                                   \
+			kind == PLAIN          ? tile_block(T, 2, PLAIN, w, x, acc)                                    \
+			: kind == WITH_MINIMUM ? tile_block(T, 2, WITH_MINIMUM, w, x, acc)                             \
+					       : tile_block(T, 2, TWO_HALVES, w, x, acc);                              \
+	}
+EACH_T(BLOCK_KERNELS)
+#define BLOCK_KERNEL_NAME(T) block_##T,
+static void (*const block_kernel[])(int, enum kind, const struct wide_block *, const uint8_t *, float *) = {
+	NULL, EACH_T(BLOCK_KERNEL_NAME)};
+
+static size_t acc_count(const struct panel_job *j)
+{
+	const struct tile *last = &j->tiles[j->n_tiles - 1];
+	return (size_t)(last->row + last->rows - j->tiles[0].row) * 2 * PANEL_ROWS;
+}
+
+static enum kind kind_of(const struct weight *w)
+{
+	switch (w->format->scales) {
+	case SCALES_HALF: return PLAIN;
+	case SCALES_6K: return TWO_HALVES;
+	default: return WITH_MINIMUM;
+	}
+}
+
+static void multiply_blocks(const struct panel_job *j)
+{
+	struct wide_block *wide = j->buffer;
+	enum kind kind = kind_of(j->w[0]);
+	memset(j->acc, 0, acc_count(j) * sizeof(float));
+	for (int64_t b = 0; b < j->w[0]->n_blocks; b++) {
+		for (int p = 0; p < j->n_panels; p++)
+			widen_block(j, p, b, wide);
+		for (const struct tile *t = j->tiles; t < j->tiles + j->n_tiles; t++)
+			block_kernel[t->rows](j->n_panels, kind, wide, (const uint8_t *)t->x + b * t->rows * X_BLOCK_BYTES,
+			                      j->acc + (t->row - j->tiles[0].row) * 2 * PANEL_ROWS);
+	}
+}
+
+// w: float [panel][n][16]; x: packed from a multiple of 16 k on.
+INLINE void tile_floats(int T, int P, const float *w0, const float *w1, int n, const float *x, float *acc)
+{
+	__m512 sum[TILE_ROWS][2];
+#pragma GCC unroll 12
+	for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+		for (int p = 0; p < P; p++)
+			sum[t][p] = _mm512_load_ps(acc + (t * 2 + p) * PANEL_ROWS);
+	for (int k = 0; k < n; k += FLOAT_K, x += (T - 1) * FLOAT_K) {
+		int end = n - k < FLOAT_K ? n - k : FLOAT_K;
+		for (int i = 0; i < end; i++, x++, w0 += PANEL_ROWS, w1 += PANEL_ROWS) {
+			__m512 a = _mm512_load_ps(w0), b = P == 2 ? _mm512_load_ps(w1) : a;
+#pragma GCC unroll 12
+			for (int t = 0; t < T; t++) {
+				__m512 v = _mm512_set1_ps(x[t * FLOAT_K]);
+				sum[t][0] = _mm512_fmadd_ps(a, v, sum[t][0]);
+				if (P == 2)
+					sum[t][1] = _mm512_fmadd_ps(b, v, sum[t][1]);
+			}
+		}
+	}
+#pragma GCC unroll 12
+	for (int t = 0; t < T; t++)
+#pragma GCC unroll 2
+		for (int p = 0; p < P; p++)
+			_mm512_store_ps(acc + (t * 2 + p) * PANEL_ROWS, sum[t][p]);
+}
+
+#define FLOAT_KERNELS(T)                                                                                               \
+	static void floats_##T(int panels, const float *w0, const float *w1, int n, const float *x, float *acc)        \
+	{                                                                                                              \
+		panels == 1 ? tile_floats(T, 1, w0, w1, n, x, acc) : tile_floats(T, 2, w0, w1, n, x, acc);             \
+	}
+EACH_T(FLOAT_KERNELS)
+#define FLOAT_KERNEL_NAME(T) floats_##T,
+static void (*const float_kernel[])(int, const float *, const float *, int, const float *, float *) = {
+	NULL, EACH_T(FLOAT_KERNEL_NAME)};
+
+// Weights of n k from k on, as float32: where they lie, or widened into the buffer.
+static const float *float_weights(const struct panel_job *j, int p, int64_t k, int n)
+{
+	const struct weight *w = j->w[p];
+	const uint8_t *panel = weight_panel(w, j->panel[p]);
+	if (w->dtype == DTYPE_F32)
+		return (const float *)panel + k * PANEL_ROWS;
+	float *out = (float *)j->buffer + p * FLOAT_STEP * PANEL_ROWS;
+	panel += k * PANEL_ROWS * 2;
+	for (int i = 0; i < n; i++, panel += 2 * PANEL_ROWS)
+		if (w->dtype == DTYPE_F16)
+			_mm512_store_ps(out + i * PANEL_ROWS, halfs(panel));
+		else
+			_mm512_store_si512(out + i * PANEL_ROWS,
+			                   _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)panel)), 16));
+	return out;
+}
+
+static void multiply_floats(const struct panel_job *j)
+{
+	int64_t cols = j->w[0]->cols;
+	memset(j->acc, 0, acc_count(j) * sizeof(float));
+	for (int64_t k = 0; k < cols; k += FLOAT_STEP) {
+		int n = (int)(cols - k < FLOAT_STEP ? cols - k : FLOAT_STEP);
+		const float *w0 = float_weights(j, 0, k, n), *w1 = j->n_panels == 2 ? float_weights(j, 1, k, n) : w0;
+		for (const struct tile *t = j->tiles; t < j->tiles + j->n_tiles; t++)
+			float_kernel[t->rows](j->n_panels, w0, w1, n, (const float *)t->x + k * t->rows,
+			                      j->acc + (t->row - j->tiles[0].row) * 2 * PANEL_ROWS);
+	}
+}
+
+// One row: int8 high[32], low[32] of each block, then float dx, dx * sum and int32 sums of both halves, by block.
+struct row { const int8_t *bytes; float *dx, *s; int32_t (*sum)[2]; };
+
+static struct row row_of(const void *x, int64_t n_blocks)
+{
+	const uint8_t *p = x;
+	return (struct row){(const int8_t *)p, (float *)(p + 64 * n_blocks), (float *)(p + 68 * n_blocks),
+	                    (int32_t(*)[2])(p + 72 * n_blocks)};
+}
+
+static size_t row_bytes(int64_t n_blocks)
+{
+	return (size_t)n_blocks * 80;
+}
+
+static void pack_row(const float *x, int64_t n_blocks, void *out)
+{
+	struct row r = row_of(out, n_blocks);
+	const __m512i half = _mm512_set1_epi32(128);
+	for (int64_t b = 0; b < n_blocks; b++) {
+		__m512i q[2];
+		r.dx[b] = quantise(x + b * BLOCK_K, &q[0], &q[1], r.sum[b]);
+		r.s[b] = r.dx[b] * (float)(r.sum[b][0] + r.sum[b][1]);
+		__m128i *o = (__m128i *)(r.bytes + 64 * b);
+		for (int i = 0; i < 2; i++) {
+			_mm_storeu_si128(o + i, _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(q[i], half), 8)));
+			_mm_storeu_si128(o + 2 + i, _mm512_cvtepi32_epi8(q[i]));
+		}
+	}
+}
+
+INLINE __m512i spread(const int8_t *p)
+{
+	int v;
+	memcpy(&v, p, 4);
+	return _mm512_set1_epi32(v);
+}
+
+INLINE __m512 whole(__m512i high, __m512i low)
+{
+	return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+}
+
+INLINE __m512 row_block(const struct weight_format f, enum kind kind, const uint8_t *block, const uint8_t *scales,
+                        const struct row *r, int64_t b, __m512 acc)
+{
+	const int8_t *x = r->bytes + 64 * b;
+	struct scales s = load_scales(f.scales, scales, b);
+	__m512 dx = _mm512_set1_ps(r->dx[b]);
+	__m512i high[2], low[2];
+	high[0] = high[1] = low[0] = low[1] = _mm512_setzero_si512();
+	if (f.offset && kind != TWO_HALVES)
+		low[0] = _mm512_set1_epi32(-f.offset * (r->sum[b][0] + r->sum[b][1]));
+	if (f.offset && kind == TWO_HALVES) {
+		low[0] = _mm512_set1_epi32(-f.offset * r->sum[b][0]);
+		low[1] = _mm512_set1_epi32(-f.offset * r->sum[b][1]);
+	}
+#pragma GCC unroll 8
+	for (int j = 0; j < 8; j++) {
+		int h = kind == TWO_HALVES ? j / 4 : 0;
+		__m512i w = load_quad(f.bits, block, j);
+		high[h] = _mm512_dpbusd_epi32(high[h], w, spread(x + 4 * j));
+		low[h] = _mm512_dpbusd_epi32(low[h], w, spread(x + 32 + 4 * j));
+	}
+	acc = _mm512_fmadd_ps(whole(high[0], low[0]), _mm512_mul_ps(s.d0, dx), acc);
+	if (kind == TWO_HALVES)
+		acc = _mm512_fmadd_ps(whole(high[1], low[1]), _mm512_mul_ps(s.d1, dx), acc);
+	if (kind == WITH_MINIMUM)
+		acc = _mm512_fmadd_ps(s.m, _mm512_set1_ps(r->s[b]), acc);
+	return acc;
+}
+
+INLINE void row_panels(const struct weight_format f, enum kind kind, const struct panel_job *j)
+{
+	int64_t n = j->w[0]->n_blocks;
+	struct row r = row_of(j->tiles[0].x, n);
+	__m512 acc[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+	const uint8_t *a = weight_panel(j->w[0], j->panel[0]), *as = panel_scales(j->w[0], a);
+	if (j->n_panels == 1) {
+		for (int64_t b = 0; b < n; b++)
+			acc[0] = row_block(f, kind, a + b * f.block_bytes, as, &r, b, acc[0]);
+	} else {
+		const uint8_t *c = weight_panel(j->w[1], j->panel[1]), *cs = panel_scales(j->w[1], c);
+		for (int64_t b = 0; b < n; b++) {
+			acc[0] = row_block(f, kind, a + b * f.block_bytes, as, &r, b, acc[0]);
+			acc[1] = row_block(f, kind, c + b * f.block_bytes, cs, &r, b, acc[1]);
+		}
+	}
+	_mm512_store_ps(j->acc, acc[0]);
+	_mm512_store_ps(j->acc + PANEL_ROWS, acc[1]);
+}
+
+static void multiply_row(const struct panel_job *j)
+{
+	switch (j->w[0]->dtype) {
+	case DTYPE_Q4_0: row_panels((struct weight_format){4, 8, SCALES_HALF, 256, 1, 32}, PLAIN, j); break;
+	case DTYPE_Q4_1: row_panels((struct weight_format){4, 0, SCALES_HALF_MIN, 256, 1, 64}, WITH_MINIMUM, j); break;
+	case DTYPE_Q5_0: row_panels((struct weight_format){5, 16, SCALES_HALF, 320, 1, 32}, PLAIN, j); break;
+	case DTYPE_Q5_1: row_panels((struct weight_format){5, 0, SCALES_HALF_MIN, 320, 1, 64}, WITH_MINIMUM, j); break;
+	case DTYPE_Q8_0: row_panels((struct weight_format){8, 128, SCALES_HALF, 512, 1, 32}, PLAIN, j); break;
+	case DTYPE_Q4_K: row_panels((struct weight_format){4, 0, SCALES_K, 256, 8, 320}, WITH_MINIMUM, j); break;
+	case DTYPE_Q5_K: row_panels((struct weight_format){5, 0, SCALES_K, 320, 8, 320}, WITH_MINIMUM, j); break;
+	default: row_panels((struct weight_format){6, 32, SCALES_6K, 384, 8, 288}, TWO_HALVES, j); break;
+	}
+}
+
+// See silu() in matmul_portable.c: the same operations in the same order.
+INLINE __m512 silu(__m512 x)
+{
+	__m512 z = _mm512_xor_ps(x, _mm512_set1_ps(-0.0f));
+	z = _mm512_max_ps(_mm512_min_ps(z, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.0f));
+	__m512 n = _mm512_roundscale_ps(_mm512_mul_ps(z, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+	__m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693359375f), z);
+	r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), r);
+	__m512 e = _mm512_fmadd_ps(_mm512_set1_ps(1.0f / 5040), r, _mm512_set1_ps(1.0f / 720));
+	e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(1.0f / 120));
+	e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(1.0f / 24));
+	e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(1.0f / 6));
+	e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(0.5f));
+	e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(1.0f));
+	e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(1.0f));
+	__m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+	return _mm512_div_ps(x, _mm512_fmadd_ps(e, _mm512_castsi512_ps(bits), _mm512_set1_ps(1.0f)));
+}
+
+static void finish(const struct finish_job *j)
+{
+	__mmask16 mask = (__mmask16)((1u << j->lanes) - 1);
+	__m512 bias = _mm512_setzero_ps(), up_bias = bias;
+	if (j->bias)
+		bias = _mm512_maskz_loadu_ps(mask, j->bias);
+	if (j->up_bias)
+		up_bias = _mm512_maskz_loadu_ps(mask, j->up_bias);
+	for (int t = 0; t < j->n_rows; t++) {
+		__m512 v = _mm512_load_ps(j->acc + t * 2 * PANEL_ROWS);
+		float *y = j->y + t * j->y_stride;
+		if (j->bias)
+			v = _mm512_add_ps(v, bias);
+		if (j->up) {
+			__m512 up = _mm512_load_ps(j->up + t * 2 * PANEL_ROWS);
+			v = _mm512_mul_ps(silu(v), j->up_bias ? _mm512_add_ps(up, up_bias) : up);
+		}
+		if (j->add)
+			v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), v);
+		_mm512_mask_storeu_ps(y, mask, v);
+	}
+}
+
+const struct matmul_kernels matmul_avx512 = {
+	.pack_blocks = pack_blocks,
+	.pack_floats = pack_floats,
+	.multiply_blocks = multiply_blocks,
+	.multiply_floats = multiply_floats,
+	.finish = finish,
+	.row_bytes = row_bytes,
+	.pack_row = pack_row,
+	.multiply_row = multiply_row,
+};
