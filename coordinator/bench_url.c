@@ -316,7 +316,7 @@ enum status bench_url_run(const struct options *o, struct error *e)
 		for (int p = 0; p < grid.n_prompt; p++)
 			for (int n = 0; n < grid.n_output; n++)
 				for (uint32_t r = 0; r < grid.repeat; r++) {
-					struct cell_result c;
+					struct cell_result c = {0};
 					TRY(measure_cell(&target, grid.batch[b], grid.prompt[p], grid.output[n], &random, &c, e));
 					if (o->json)
 						printf("%s{\"clients\":%u,\"prompt\":%u,\"output\":%u,\"run\":%u,\"wall_s\":%.4f,\"tokens\":%llu,"
