@@ -114,7 +114,7 @@ struct scheduler {
 	struct step_new *news;
 	struct step_seq *seqs;
 	uint32_t *tokens, *step_blocks;
-	uint32_t n_new, n_seqs, n_step_tokens, n_step_blocks, step_blocks_capacity;
+	uint32_t n_new, n_seqs, n_step_tokens, n_step_blocks, step_blocks_capacity, n_step_history;
 	struct sequence **candidates;    // [max_seqs]
 	uint32_t *found[MAX_KV_GROUPS];  // [blocks of max_context] scratch of prefix look-ups
 

@@ -6,7 +6,11 @@
 
 #include "coordinator/scheduler_internal.h"
 
-enum { LEAST_CHUNK = 128, CHUNK_MULTIPLE = 32 };
+enum {
+	LEAST_CHUNK = 128,
+	CHUNK_MULTIPLE = 32,
+	STEP_HISTORY = 1 << 20, // tokens of histories after which a step admits nobody; a message holds four times that
+};
 
 // ---- rows
 
@@ -42,6 +46,7 @@ static void append_new(struct scheduler *s, struct sequence *q)
 	if (p->repetition_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0) {
 		x->n_history = q->n_computed;
 		x->history = q->tokens;
+		s->n_step_history += x->n_history;
 	}
 }
 
@@ -210,7 +215,7 @@ static void add_prefill(struct scheduler *s, struct flight *f, uint32_t left, ui
 		if (!q->decoding)
 			add_chunk(s, f, q, &left, &chunk_left);
 	}
-	while (left > 0 && chunk_left > 0 && s->n_seqs < s->rows_max) {
+	while (left > 0 && chunk_left > 0 && s->n_seqs < s->rows_max && s->n_step_history < STEP_HISTORY) {
 		struct sequence *q = scheduler_next_waiting(s);
 		if (q == NULL || scheduler_admit(s, q) != STATUS_OK)
 			return;
@@ -227,7 +232,7 @@ static bool build(struct scheduler *s, uint32_t lane, const struct load *l, stru
 	f->step = s->next_step;
 	f->lane = lane;
 	f->n_rows = f->n_samples = 0;
-	s->n_new = s->n_seqs = s->n_step_tokens = s->n_step_blocks = 0;
+	s->n_new = s->n_seqs = s->n_step_tokens = s->n_step_blocks = s->n_step_history = 0;
 
 	uint32_t budget = s->o.max_batch_tokens, decode_budget = budget;
 	if (l->prefill_tokens > 0 && lane < s->micro_batches) {
