@@ -27,6 +27,7 @@ struct scheduler_options {
 	uint32_t n_groups;
 	uint32_t n_stages;
 	bool prefix_cache;
+	uint32_t max_prefill_tokens;  // prompt rows of one step, so that a step stays short; 0 = max_batch_tokens
 	// Predicted microseconds of a round with m micro-batches over n sequences at mean context c (planner_round_us);
 	// NULL: m = 1.
 	double (*round_us)(void *user, uint32_t micro_batches, uint32_t sequences, uint32_t context);
@@ -38,11 +39,13 @@ struct scheduler_request {
 	const uint32_t *prompt;       // copied
 	uint32_t n_prompt;
 	uint32_t n_choices;           // n: prompt computed once, its full blocks shared
-	uint32_t max_tokens;          // per choice, >= 1; n_prompt + max_tokens is cut to max_context by the caller
+	uint32_t max_tokens;          // per choice, >= 1; cut so that n_prompt + max_tokens <= max_context
 	const uint32_t *end_ids;      // tokens that end a choice (eos and stop_token_ids); copied
 	uint32_t n_end_ids;
 	uint64_t cache_salt;          // prefix reuse only among equal salts
-	struct sampling_params sampling; // deep-copied; choice is set per choice, the seed is the request's
+	// Deep-copied. choice is set per choice; stop_ids are set from end_ids where min_tokens > 0; the seed is the request's.
+	struct sampling_params sampling;
+	bool not_ahead;               // its next row depends on the token itself: never scheduled ahead
 };
 
 enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CANCELLED, FINISH_FAILED };
@@ -78,15 +81,21 @@ void scheduler_suspend(struct scheduler *);
 
 // STATUS_BUSY: queue full. STATUS_INVALID: larger than the whole pool or max_context (both numbers).
 enum status scheduler_add(struct scheduler *, const struct scheduler_request *, uint64_t now_us, struct error *);
-// Client gone: all choices end with FINISH_CANCELLED; blocks are free once steps in flight have reported. Unknown id: no-op.
+// Client gone: all choices end with FINISH_CANCELLED; their blocks are free at once, since whatever is in flight runs
+// before any later owner's steps. Unknown id: no-op.
 void scheduler_cancel(struct scheduler *, uint64_t request_id);
 // A stop string was found: this choice ends now (its end event is FINISH_STOP); later tokens are thrown away.
 void scheduler_stop_choice(struct scheduler *, uint64_t request_id, uint32_t choice);
 
+// Cuts what workers keep of a choice to its first n_tokens tokens, whose KV stays; known tokens after them are computed
+// again. For speculation: the choice must be running, without steps in flight (STATUS_BUSY). STATUS_ABSENT: no such
+// running choice. STATUS_INVALID: more than is computed. A cut inside a block that others may share drops that block.
+enum status scheduler_truncate(struct scheduler *, uint64_t request_id, uint32_t choice, uint32_t n_tokens, struct error *);
+
 // Builds the next step to broadcast if one can be given now (free places in flight, work to do). `out` borrows the
 // scheduler's memory until the next call. Returns false if there is nothing to broadcast.
 bool scheduler_next_step(struct scheduler *, uint64_t now_us, struct message *out);
-// A result of the last stage. Another epoch: ignored. A gap in step numbers, or rows that do not fit the step:
+// A result of the last stage; every step gets one, also one that samples nothing. Another epoch: ignored. A gap in step numbers, or rows that do not fit the step:
 // STATUS_INVALID (the pipeline has to be rebuilt).
 enum status scheduler_apply_result(struct scheduler *, const struct message *result, uint64_t now_us, struct error *);
 // Takes the next event; false if none. Events are bounded by results: drain after each call that may produce some.
