@@ -13,6 +13,37 @@ VEC_INLINE void rotate_halves(float *restrict lower, float *restrict upper, cons
 	}
 }
 
+#if VEC_ISA
+// Spelled out, because GCC 12 makes a fused multiply-add of the plain loop in spite of -ffp-contract=off (vfmaddsub).
+VEC_INLINE vf rotated_pairs(vf x, vf cos_sin)
+{
+#if VEC_ISA == 512
+	__m512 c = _mm512_moveldup_ps(cos_sin), s = _mm512_movehdup_ps(cos_sin);
+	__m512i sign = _mm512_set1_epi64(0x80000000);
+	s = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(s), sign));
+	return x * c + _mm512_permute_ps(x, 0xb1) * s;
+#else
+	__m256 c = _mm256_moveldup_ps(cos_sin), s = _mm256_movehdup_ps(cos_sin);
+	s = _mm256_xor_ps(s, _mm256_castsi256_ps(_mm256_set1_epi64x(0x80000000)));
+	return x * c + _mm256_permute_ps(x, 0xb1) * s;
+#endif
+}
+
+VEC_INLINE void rotate_pairs(float *x, const float *cos_sin, int half)
+{
+	int i = 0;
+	for (; i + VL <= 2 * half; i += VL)
+		v_store(x + i, rotated_pairs(v_load(x + i), v_load(cos_sin + i)));
+	if (i < 2 * half) {
+		float rest[VL] = {0}, rest_cos_sin[VL] = {0};
+		size_t bytes = (size_t)(2 * half - i) * sizeof(float);
+		memcpy(rest, x + i, bytes);
+		memcpy(rest_cos_sin, cos_sin + i, bytes);
+		v_store(rest, rotated_pairs(v_load(rest), v_load(rest_cos_sin)));
+		memcpy(x + i, rest, bytes);
+	}
+}
+#else
 VEC_INLINE void rotate_pairs(float *restrict x, const float *restrict cos_sin, int half)
 {
 	for (int i = 0; i < half; i++) {
@@ -22,6 +53,7 @@ VEC_INLINE void rotate_pairs(float *restrict x, const float *restrict cos_sin, i
 		x[2 * i + 1] = b * c + a * s;
 	}
 }
+#endif
 
 static void rope_heads(const struct rope_kv_args *a, float *x, int n_heads, const float *norm, const float *cos_sin)
 {
