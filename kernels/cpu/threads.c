@@ -101,6 +101,7 @@ static uint32_t wait_change(const struct cpu_pool *p, _Atomic uint32_t *word, ui
 				end = t + SPIN_NS;
 			else if (t > end)
 				break;
+			sched_yield(); // the thread waited for may want this very core
 		} while (true);
 	}
 	atomic_fetch_add(sleepers, 1);
