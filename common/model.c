@@ -171,9 +171,15 @@ static enum status find_in_hub(const char *name, const char *slash, char *buf, s
 // Last part of a path without ".gguf".
 static char *display_name(const char *path)
 {
-	const char *slash = strrchr(path, '/');
-	char *name = xstrdup(slash && slash[1] ? slash + 1 : path);
-	size_t n = strlen(name);
+	size_t end = strlen(path), begin;
+	while (end > 1 && path[end - 1] == '/')
+		end--;
+	for (begin = end; begin > 0 && path[begin - 1] != '/'; begin--)
+		;
+	size_t n = end - begin;
+	char *name = xmalloc(n + 1);
+	memcpy(name, path + begin, n);
+	name[n] = 0;
 	if (n > 5 && !strcmp(name + n - 5, ".gguf"))
 		name[n - 5] = 0;
 	return name;

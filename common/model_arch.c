@@ -39,12 +39,14 @@ static const struct model_arch architectures[] = {
 	{.name = "llama", .gguf_name = "llama", .hf_class = "LlamaForCausalLM", .hf_model_type = "llama",
 	 .rope = {ROPE_INTERLEAVED, ROPE_NEOX}, .features = ARCH_ROPE_FACTORS, .window = ARCH_WINDOW_NEVER, DECODER},
 	{.name = "llama", .hf_class = "MistralForCausalLM", .hf_model_type = "mistral", // GGUF knows it as llama
-	 .rope = {ROPE_INTERLEAVED, ROPE_NEOX}, .window = ARCH_WINDOW_ALWAYS, DECODER},
-	{.name = "qwen2", .gguf_name = "qwen2", .hf_class = "Qwen2ForCausalLM", .hf_model_type = "qwen2",
-	 .rope = {ROPE_NEOX, ROPE_NEOX}, .features = ARCH_QKV_BIAS, .window = ARCH_WINDOW_IF_USED, DECODER},
-	{.name = "qwen3", .gguf_name = "qwen3", .hf_class = "Qwen3ForCausalLM", .hf_model_type = "qwen3",
-	 .rope = {ROPE_NEOX, ROPE_NEOX}, .features = ARCH_QK_NORM, .window = ARCH_WINDOW_IF_USED, .hf_head_dim = 128,
+	 .rope = {ROPE_INTERLEAVED, ROPE_NEOX}, .window = ARCH_WINDOW_ALWAYS, .hf_kv_heads = 8,
 	 DECODER},
+	{.name = "qwen2", .gguf_name = "qwen2", .hf_class = "Qwen2ForCausalLM", .hf_model_type = "qwen2",
+	 .rope = {ROPE_NEOX, ROPE_NEOX}, .features = ARCH_QKV_BIAS, .window = ARCH_WINDOW_IF_USED,
+	 .hf_kv_heads = 32, DECODER},
+	{.name = "qwen3", .gguf_name = "qwen3", .hf_class = "Qwen3ForCausalLM", .hf_model_type = "qwen3",
+	 .rope = {ROPE_NEOX, ROPE_NEOX}, .features = ARCH_QK_NORM, .window = ARCH_WINDOW_IF_USED,
+	 .hf_head_dim = 128, .hf_kv_heads = 32, DECODER},
 };
 enum { ARCH_COUNT = sizeof architectures / sizeof *architectures };
 

@@ -41,6 +41,7 @@ struct model_arch {
 	unsigned features;
 	enum arch_window window;
 	int hf_head_dim;            // head_dim where config.json has none; 0: hidden / heads
+	int hf_kv_heads;            // num_key_value_heads where config.json has none; 0: as many as heads
 	const struct arch_tensor *tensors;
 	int n_tensors;
 };
