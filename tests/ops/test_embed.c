@@ -1,7 +1,7 @@
 // Looked-up rows are the dequantised rows, from the file's bytes and from the panels of a tied head alike.
 #include <criterion/criterion.h>
 
-#include "cpu_stand_in.h"
+#include "cpu_context.h"
 #include "kernels/cpu/dequant.h"
 #include "random_weight.h"
 

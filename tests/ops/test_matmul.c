@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "cpu_stand_in.h"
+#include "cpu_context.h"
 #include "kernels/cpu/dequant.h"
 #include "random_weight.h"
 

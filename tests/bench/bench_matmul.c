@@ -1,0 +1,83 @@
+// Prints GFLOP/s and GB/s of the matrix kernels, for the shapes of a small model, per type, rows and threads. Times are
+// the least over repetitions, since machines are shared. Not run by ctest.
+//   bench_matmul [TYPE ...]        for example: bench_matmul q4_1 float32
+#include <stdio.h>
+#include <time.h>
+
+#include "cpu_context.h"
+#include "random_weight.h"
+
+static double now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+struct shape { const char *name; int64_t rows, cols; bool gated; };
+static const struct shape shapes[] = {
+	{"q", 576, 576, false}, {"kv", 192, 576, false}, {"gate-up", 1536, 576, true}, {"down", 576, 1536, false},
+	{"head", 49152, 576, false}, {"square", 2048, 2048, false},
+};
+
+static void bench(enum dtype t, const struct shape *s, int n, int threads)
+{
+	struct ops_context *c = context_new_spinning(ISA_AUTO, threads, true);
+	if (s->cols % dtype_info(t)->block_elements) {
+		context_free(c);
+		return;
+	}
+	uint8_t *data = random_weight(t, s->rows, s->cols, 1);
+	struct weight_source src = {.dtype = t, .rows = s->rows, .cols = s->cols, .data = data};
+	// Copies enough to exceed 64 MB where one row is multiplied, so that memory is seen and not caches.
+	size_t bytes = cpu_weight_bytes_predicted(&src, false, true);
+	int copies = n == 1 ? (int)((64u << 20) / bytes / (s->gated ? 2 : 1)) : 1, parts = s->gated ? 2 : 1;
+	copies = copies < 1 ? 1 : copies > 400 ? 400 : copies;
+	struct weight *w[800];
+	double load = now();
+	for (int i = 0; i < copies * parts; i++)
+		cpu_weight_create(c, &w[i], &src, false, true, NULL);
+	load = now() - load;
+	float *x = xmalloc((size_t)(n * s->cols) * sizeof *x), *y = xmalloc((size_t)(n * s->rows) * sizeof *y);
+	uint64_t seed = 3;
+	for (int64_t i = 0; i < n * s->cols; i++)
+		x[i] = random_float(&seed);
+	double best = 1e9, until = now() + 0.4;
+	while (now() < until) {
+		double start = now();
+		for (int i = 0; i < copies; i++) {
+			struct matmul_args a = {.n_rows = n, .x = x, .n_parts = parts, .swiglu = s->gated,
+			                        .part = {{w[i * parts], NULL, y}, {w[i * parts + parts - 1], NULL, y}}};
+			cpu_matmul(c, &a);
+		}
+		double one = (now() - start) / copies;
+		best = one < best ? one : best;
+	}
+	printf("%-9s %-8s rows %4d threads %d: %9.1f us %8.1f GFLOP/s %6.2f GB/s   load %5.2f GB/s\n", dtype_info(t)->name, s->name,
+	       n, threads, 1e6 * best, 2e-9 * (double)(parts * n * s->rows * s->cols) / best,
+	       1e-9 * (double)bytes * parts / best, 1e-9 * (double)bytes * parts * copies / load);
+	for (int i = 0; i < copies * parts; i++)
+		cpu_weight_destroy(c, &w[i]);
+	free(data);
+	free(x);
+	free(y);
+	context_free(c);
+}
+
+int main(int argc, char **argv)
+{
+	const int rows[] = {1, 4, 16, 512};
+	for (enum dtype t = 0; t < DTYPE_COUNT; t++) {
+		bool wanted = argc < 2;
+		for (int i = 1; i < argc; i++)
+			wanted |= !strcmp(argv[i], dtype_info(t)->name);
+		if (!wanted || !cpu_weight_supported(t))
+			continue;
+		for (int threads = 1; threads <= 2; threads++)
+			for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+				for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+					if (rows[r] <= 16 || shapes[s].rows < 10000)
+						bench(t, &shapes[s], rows[r], threads);
+	}
+	return 0;
+}
