@@ -1,5 +1,5 @@
 // Prints GFLOP/s and GB/s of the matrix kernels, for the shapes of a small model, per type, rows and threads. Times are
-// the least over repetitions, since machines are shared. Not run by ctest.
+// the least over repetitions, and with one thread processor time, since machines are shared. Not run by ctest.
 //   bench_matmul [TYPE ...]        for example: bench_matmul q4_1 float32
 #include <stdio.h>
 #include <time.h>
@@ -7,10 +7,12 @@
 #include "cpu_context.h"
 #include "random_weight.h"
 
+static bool cpu_time; // of one thread: what preemption by others does not disturb
+
 static double now(void)
 {
 	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
+	clock_gettime(cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &t);
 	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -73,11 +75,13 @@ int main(int argc, char **argv)
 			wanted |= !strcmp(argv[i], dtype_info(t)->name);
 		if (!wanted || !cpu_weight_supported(t))
 			continue;
-		for (int threads = 1; threads <= 2; threads++)
+		for (int threads = 1; threads <= 2; threads++) {
+			cpu_time = threads == 1;
 			for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
 				for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
 					if (rows[r] <= 16 || shapes[s].rows < 10000)
 						bench(t, &shapes[s], rows[r], threads);
+		}
 	}
 	return 0;
 }
