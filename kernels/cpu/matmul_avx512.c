@@ -388,24 +388,25 @@ INLINE __m512 row_block(const struct weight_format f, enum kind kind, const uint
 	return acc;
 }
 
+enum { AHEAD_BYTES = 4096 }; // prefetched; the panels of a matrix follow each other, so this runs on into the next
+
 INLINE void row_panels(const struct weight_format f, enum kind kind, const struct panel_job *j)
 {
 	int64_t n = j->w[0]->n_blocks;
 	struct row r = row_of(j->tiles[0].x, n);
-	__m512 acc[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-	const uint8_t *a = weight_panel(j->w[0], j->panel[0]), *as = panel_scales(j->w[0], a);
-	if (j->n_panels == 1) {
-		for (int64_t b = 0; b < n; b++)
-			acc[0] = row_block(f, kind, a + b * f.block_bytes, as, &r, b, acc[0]);
-	} else {
-		const uint8_t *c = weight_panel(j->w[1], j->panel[1]), *cs = panel_scales(j->w[1], c);
+	for (int p = 0; p < j->n_panels; p++) {
+		const uint8_t *panel = weight_panel(j->w[p], j->panel[p]), *scales = panel_scales(j->w[p], panel);
+		const uint8_t *ahead = panel + AHEAD_BYTES;
+		__m512 acc = _mm512_setzero_ps();
 		for (int64_t b = 0; b < n; b++) {
-			acc[0] = row_block(f, kind, a + b * f.block_bytes, as, &r, b, acc[0]);
-			acc[1] = row_block(f, kind, c + b * f.block_bytes, cs, &r, b, acc[1]);
+			int bytes = f.block_bytes + f.scale_bytes / f.scale_blocks;
+			for (int i = 0; i < bytes; i += 64)
+				_mm_prefetch(ahead + i, _MM_HINT_T0);
+			ahead += bytes;
+			acc = row_block(f, kind, panel + b * f.block_bytes, scales, &r, b, acc);
 		}
+		_mm512_store_ps(j->acc + p * PANEL_ROWS, acc);
 	}
-	_mm512_store_ps(j->acc, acc[0]);
-	_mm512_store_ps(j->acc + PANEL_ROWS, acc[1]);
 }
 
 static void multiply_row(const struct panel_job *j)
