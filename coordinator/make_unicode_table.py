@@ -90,14 +90,15 @@ def main():
         if name:
             for c in matching(r"\p{%s}" % name):
                 script[c] = index
-    word = matching(r"\w")
+    word, word_in_class = matching(r"\w"), matching(r"[\w]")  # Oniguruma's differ in six superscripts and fractions
     space = matching(r"\s")
     numeric = {ord(t) for t in tokens_of(pre_tokenizers.Digits(individual_digits=True), "a") if len(t) == 1} - {ord("a")}
     rust_word = {ord(t[1]) for t in tokens_of(pre_tokenizers.Whitespace(), " a") if len(t) == 2 and t[0] == "a"}
 
     def record(c):
         return (category.get(c, 0), script.get(c, 0),
-                (c in space) | (c in word) << 1 | (c in numeric) << 2 | (c in rust_word) << 3)
+                (c in space) | (c in word) << 1 | (c in numeric) << 2 | (c in rust_word) << 3 |
+                (c in word_in_class) << 4)
 
     records = {}
     pages = {}

@@ -179,7 +179,7 @@ static bool read_hex(struct compiler *c, int max_digits, uint32_t *value)
 }
 
 // Behind a backslash. *is_set: members were added to s; otherwise *cp is one character.
-static enum status read_escape(struct compiler *c, struct set *s, bool *is_set, uint32_t *cp)
+static enum status read_escape(struct compiler *c, bool in_class, struct set *s, bool *is_set, uint32_t *cp)
 {
 	*is_set = false;
 	if (c->p == c->end)
@@ -197,7 +197,7 @@ static enum status read_escape(struct compiler *c, struct set *s, bool *is_set, 
 		return STATUS_OK;
 	case 'w': case 'W':
 		*is_set = true;
-		set_property(s, 0, 0, UNICODE_WORD, e == 'W');
+		set_property(s, 0, 0, in_class ? UNICODE_WORD_IN_CLASS : UNICODE_WORD, e == 'W');
 		return STATUS_OK;
 	case 'd': case 'D':
 		*is_set = true;
@@ -268,7 +268,7 @@ static enum status read_class(struct compiler *c)
 		}
 		if (*c->p == '\\') {
 			c->p++;
-			TRY_GOTO(read_escape(c, &s, &is_set, &from), out);
+			TRY_GOTO(read_escape(c, true, &s, &is_set, &from), out);
 			if (is_set)
 				continue;
 		} else {
@@ -283,7 +283,7 @@ static enum status read_class(struct compiler *c)
 			}
 			if (*c->p == '\\') {
 				c->p++;
-				TRY_GOTO(read_escape(c, &s, &is_set, &to), out);
+				TRY_GOTO(read_escape(c, true, &s, &is_set, &to), out);
 				if (is_set) {
 					status = refuse(c, "a range that ends in a class");
 					break;
@@ -523,7 +523,7 @@ static enum status read_sequence(struct compiler *c, bool *nullable)
 			bool is_set;
 			uint32_t cp = 0;
 			c->p++;
-			enum status status = read_escape(c, &s, &is_set, &cp);
+			enum status status = read_escape(c, false, &s, &is_set, &cp);
 			if (status == STATUS_OK)
 				status = is_set ? add_class(c, &s, false) : literal(c, cp);
 			TRY(status);

@@ -22,8 +22,13 @@ enum unicode_script {
 	UNICODE_SCRIPT_COUNT,
 };
 
-enum { UNICODE_SPACE = 1, UNICODE_WORD = 2, UNICODE_NUMERIC = 4, UNICODE_ADDED_WORD = 8 }; // flags; the last is \w of
-                                                                                          // added tokens
+enum { // flags
+	UNICODE_SPACE = 1,         // \s
+	UNICODE_WORD = 2,          // \w
+	UNICODE_NUMERIC = 4,       // what Digits splits at
+	UNICODE_ADDED_WORD = 8,    // what single_word of an added token forbids around it
+	UNICODE_WORD_IN_CLASS = 16 // \w within [], where Oniguruma leaves out superscript digits and fractions
+};
 
 struct unicode_record { uint8_t category, script, flags; };
 struct unicode_decomposition { uint32_t cp; uint16_t offset; uint16_t len; };
