@@ -41,9 +41,9 @@ struct plan_options {
 struct plan_stage {
 	uint32_t first_layer, n_layers;
 	bool has_embedding, has_head;
-	uint64_t weight_bytes, workspace_bytes, kv_bytes;
+	uint64_t weight_bytes, workspace_bytes, kv_bytes; // kv: what is left of the limit
 	uint64_t bytes_per_block;             // of its own layers
-	uint64_t blocks_possible;             // kv_bytes / bytes_per_block
+	uint64_t blocks_possible;             // kv_bytes / bytes_per_block; UINT64_MAX without layers
 	double decode_us, prefill_us_per_token; // predicted: a decode round of the planned load; prefill
 };
 
@@ -52,17 +52,20 @@ struct plan {
 	struct plan_stage stage[MAX_STAGES];
 	uint32_t bottleneck_memory, bottleneck_speed; // stages
 	uint64_t n_blocks;
+	uint32_t max_context;                 // as asked for, or what fits up to the model's own
 	uint32_t micro_batches;               // predicted best for the planned load
 	double tokens_per_s;
 	char why[512];                        // one line: bottleneck and why, what is wasted
 };
 
-// STATUS_REFUSED: does not fit (deficit per stage in bytes), --layers that does not add up, zero, more stages than
-// layers + 2 ... with both numbers.
+// STATUS_REFUSED: does not fit (deficit per stage in bytes); --layers that does not add up or has a zero; more stages than
+// layers: with both numbers. Only the first and the last stage may get no layers, for their embedding and head.
 enum status planner_plan(struct plan *out, const struct plan_model *, const struct plan_device *devices,
                          const struct plan_options *, struct error *);
 // Predicted time of one round (every sequence gets one token) with m micro-batches; the scheduler chooses m by it.
 double planner_round_us(const struct plan *, const struct plan_model *, const struct plan_device *,
                         uint32_t micro_batches, uint32_t sequences, uint32_t context_tokens);
+// Prompt rows of one step that keep it well below a second on every stage; 1 to max_batch_tokens.
+uint32_t planner_chunk_tokens(const struct plan *, uint32_t max_batch_tokens);
 
 #endif
