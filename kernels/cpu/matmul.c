@@ -26,6 +26,7 @@ struct product {
 static const struct matmul_kernels *kernels_of(const struct ops_context *c)
 {
 	switch (c->isa) {
+	case ISA_AVX2: return &matmul_avx2;
 	case ISA_AVX512:
 	case ISA_AVX512_BF16: return &matmul_avx512;
 	default: return &matmul_portable;

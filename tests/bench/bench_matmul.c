@@ -1,6 +1,6 @@
 // Prints GFLOP/s and GB/s of the matrix kernels, for the shapes of a small model, per type, rows and threads. Times are
 // the least over repetitions, and with one thread processor time, since machines are shared. Not run by ctest.
-//   bench_matmul [TYPE ...]        for example: bench_matmul q4_1 float32
+//   bench_matmul [TYPE | portable | avx2 ...]        for example: bench_matmul q4_1 float32
 #include <stdio.h>
 #include <time.h>
 
@@ -8,6 +8,8 @@
 #include "random_weight.h"
 
 static bool cpu_time; // of one thread: what preemption by others does not disturb
+
+static enum ops_isa isa = ISA_AUTO;
 
 static double now(void)
 {
@@ -24,7 +26,7 @@ static const struct shape shapes[] = {
 
 static void bench(enum dtype t, const struct shape *s, int n, int threads)
 {
-	struct ops_context *c = context_new_spinning(ISA_AUTO, threads, true);
+	struct ops_context *c = context_new_spinning(isa, threads, true);
 	if (s->cols % dtype_info(t)->block_elements) {
 		context_free(c);
 		return;
@@ -69,8 +71,15 @@ static void bench(enum dtype t, const struct shape *s, int n, int threads)
 int main(int argc, char **argv)
 {
 	const int rows[] = {1, 4, 16, 512};
+	int types = 0;
+	for (int i = 1; i < argc; i++) {
+		if (!strcmp(argv[i], "portable") || !strcmp(argv[i], "avx2"))
+			isa = strcmp(argv[i], "avx2") ? ISA_PORTABLE : ISA_AVX2;
+		else
+			types++;
+	}
 	for (enum dtype t = 0; t < DTYPE_COUNT; t++) {
-		bool wanted = argc < 2;
+		bool wanted = !types;
 		for (int i = 1; i < argc; i++)
 			wanted |= !strcmp(argv[i], dtype_info(t)->name);
 		if (!wanted || !cpu_weight_supported(t))
