@@ -278,6 +278,7 @@ void scheduler_begin_epoch(struct scheduler *s, uint32_t epoch, const uint32_t n
 	for (struct request *r = s->oldest, *next; r != NULL; r = next) {
 		next = r->next;
 		r->in_flight = r->n_prefilling = 0;
+		r->prefilled_step = 0;
 		for (uint32_t i = 0; i < r->n_choices; i++) {
 			struct sequence *q = &r->choices[i];
 			q->in_flight = q->n_refs = 0;
@@ -285,8 +286,6 @@ void scheduler_begin_epoch(struct scheduler *s, uint32_t epoch, const uint32_t n
 			q->n_blocks = q->n_sent = q->n_published = q->n_computed = q->lost = 0;
 			if (q->state == SEQ_FINISHED)
 				continue;
-			// What was capped to a smaller pool may go on in a larger one.
-			q->max_len = r->max_len;
 			scheduler_queue_insert(s, q);
 			if (!fits(s, q->n_tokens))
 				scheduler_finish(s, q, FINISH_FAILED, NULL);

@@ -58,6 +58,7 @@ struct request {
 	uint32_t n_cached;
 	uint32_t n_live;        // choices without an end event
 	uint32_t n_prefilling;  // running choices that have not given their last prompt row
+	uint64_t prefilled_step; // the last step in which one gave it
 	uint32_t in_flight;     // steps in flight, summed over choices
 	struct sequence *choices;        // [n_choices]
 	struct request *prev, *next;     // by age

@@ -123,9 +123,10 @@ struct sequence *scheduler_next_waiting(struct scheduler *s)
 {
 	if (!scheduler_may_admit(s))
 		return NULL;
-	// Choices whose prompt is being computed by a sibling wait for its blocks; those behind them need not.
+	// Choices whose prompt is being computed by a sibling wait for its blocks, which are published when a step is
+	// complete; those behind them need not.
 	for (struct sequence *q = s->queue_head; q != NULL; q = q->next)
-		if (q->request->n_prefilling == 0)
+		if (q->request->n_prefilling == 0 && q->request->prefilled_step != s->next_step)
 			return q->tried_at == s->releases ? NULL : q;
 	return NULL;
 }

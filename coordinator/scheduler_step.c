@@ -114,9 +114,7 @@ static bool ensure_block(struct scheduler *s, struct sequence *q)
 			block_pool_release(s->pools[g], q->blocks[g][q->n_blocks]);
 		if (s->n_running > 1) {
 			scheduler_preempt(s, q);
-		} else if (q->n_refs > 0) {
-			q->max_len = q->n_tokens + q->n_refs; // the whole pool is its own and full
-		} else {
+		} else if (q->n_refs == 0) { // the whole pool is its own, and full
 			struct request *r = q->request;
 			scheduler_finish(s, q, FINISH_LENGTH, NULL);
 			scheduler_release_request(s, r);
@@ -170,6 +168,7 @@ static void add_chunk(struct scheduler *s, struct flight *f, struct sequence *q,
 	if (n == rest) {
 		q->decoding = true;
 		q->request->n_prefilling--;
+		q->request->prefilled_step = s->next_step;
 		q->lane = scheduler_lightest_lane(s);
 		s->lane_seqs[q->lane]++;
 	}

@@ -177,6 +177,7 @@ static inline uint32_t model_rows(struct world *w, const struct message_step *m,
 				s->n_table[g] = keep;
 		}
 	}
+	WANT(q->not_ahead == s->order->request.not_ahead && !(q->not_ahead && q->by_reference), "slot %u is ahead", q->slot);
 	WANT(s->length == q->start, "start %u, length %u", q->start, s->length);
 	uint64_t scope = x->prefix_cache ? s->order->request.cache_salt : s->order->request.id << 20;
 	for (uint32_t g = 0; g < x->n_groups; g++) {
@@ -459,7 +460,8 @@ static inline void world_cancel(struct world *w, uint64_t id)
 
 static inline void world_stop_choice(struct world *w, uint64_t id, uint32_t choice)
 {
-	w->orders[id - 1]->stopped[choice] = true;
+	if (choice < w->orders[id - 1]->request.n_choices)
+		w->orders[id - 1]->stopped[choice] = true;
 	scheduler_stop_choice(w->scheduler, id, choice);
 	world_drain_events(w);
 	scheduler_check(w->scheduler);
