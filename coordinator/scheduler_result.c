@@ -24,8 +24,10 @@ static void deliver(struct scheduler *s, struct sequence *q, const struct sample
 	e->token = t->id;
 	e->logprob = t->logprob;
 	e->n_top = t->n_top < MAX_TOP_LOGPROBS ? t->n_top : MAX_TOP_LOGPROBS;
-	memcpy(e->top_ids, t->top_ids, e->n_top * sizeof *e->top_ids);
-	memcpy(e->top_logprobs, t->top_logprobs, e->n_top * sizeof *e->top_logprobs);
+	if (e->n_top > 0) {
+		memcpy(e->top_ids, t->top_ids, e->n_top * sizeof *e->top_ids);
+		memcpy(e->top_logprobs, t->top_logprobs, e->n_top * sizeof *e->top_logprobs);
+	}
 	if (is_end(q->request, t->id))
 		scheduler_finish(s, q, FINISH_STOP, e);
 	else if (q->n_tokens == q->max_len)
