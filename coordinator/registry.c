@@ -14,10 +14,10 @@ void registry_init(struct registry *r, uint32_t n_workers, uint32_t n_local)
 		snprintf(r->labels[i], sizeof r->labels[i], "stage %u", i);
 }
 
-struct registry_worker *registry_find(struct registry *r, const struct link_peer *peer)
+struct registry_worker *registry_find(struct registry *r, const struct hub_peer *peer)
 {
 	for (uint32_t i = 0; i < r->n_workers; i++)
-		if (r->workers[i].connected && link_peer_equal(&r->workers[i].peer, peer))
+		if (r->workers[i].connected && hub_peer_equal(&r->workers[i].peer, peer))
 			return &r->workers[i];
 	return NULL;
 }
@@ -42,7 +42,7 @@ static bool place_of_remote(const struct registry *r, const struct message_hello
 	return false;
 }
 
-enum status registry_hello(struct registry *r, const struct link_peer *peer, const struct message_hello *h, uint32_t *index,
+enum status registry_hello(struct registry *r, const struct hub_peer *peer, const struct message_hello *h, uint32_t *index,
                            struct error *e)
 {
 	bool local = peer->door == 0;
@@ -78,15 +78,15 @@ void registry_forget(struct registry *r, uint32_t index)
 	w->has_budget = false;
 }
 
-void registry_ban(struct registry *r, const struct link_peer *peer)
+void registry_ban(struct registry *r, const struct hub_peer *peer)
 {
 	r->banned[r->next_banned++ % REGISTRY_MAX_BANNED] = *peer;
 }
 
-bool registry_is_banned(const struct registry *r, const struct link_peer *peer)
+bool registry_is_banned(const struct registry *r, const struct hub_peer *peer)
 {
 	for (uint32_t i = 0; i < REGISTRY_MAX_BANNED && i < r->next_banned; i++)
-		if (link_peer_equal(&r->banned[i], peer))
+		if (hub_peer_equal(&r->banned[i], peer))
 			return true;
 	return false;
 }

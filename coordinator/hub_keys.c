@@ -1,5 +1,5 @@
-// See link_keys.h.
-#include "coordinator/link_keys.h"
+// See hub_keys.h.
+#include "coordinator/hub_keys.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 #include <zmq.h>
 
-enum status link_keys_read(struct link_keys *out, const char *path, struct error *e)
+enum status hub_keys_read(struct hub_keys *out, const char *path, struct error *e)
 {
 	struct { const char *name; char *to; } rows[] = {
 		{"server-public", out->server_public}, {"server-secret", out->server_secret},
@@ -37,7 +37,7 @@ enum status link_keys_read(struct link_keys *out, const char *path, struct error
 		if (line[0] == '#' || line[0] == '\n')
 			continue;
 		bool known = false;
-		if (sscanf(line, "%32s %128s", name, key) == 2 && strlen(key) == LINK_KEY_CHARS)
+		if (sscanf(line, "%32s %128s", name, key) == 2 && strlen(key) == HUB_KEY_CHARS)
 			for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
 				if (!strcmp(rows[i].name, name)) {
 					strcpy(rows[i].to, key);
@@ -45,7 +45,7 @@ enum status link_keys_read(struct link_keys *out, const char *path, struct error
 				}
 		if (!known)
 			status = error_set(e, STATUS_USAGE, "key file %s, line %d: expected a name and a key of %d characters", path,
-			                   n, LINK_KEY_CHARS);
+			                   n, HUB_KEY_CHARS);
 	}
 	fclose(f);
 	TRY(status);
@@ -54,7 +54,7 @@ enum status link_keys_read(struct link_keys *out, const char *path, struct error
 	return STATUS_OK;
 }
 
-static enum status write_file(const char *path, const struct link_keys *k, bool secret, struct error *e)
+static enum status write_file(const char *path, const struct hub_keys *k, bool secret, struct error *e)
 {
 	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
 	FILE *f = fd >= 0 && !fchmod(fd, 0600) ? fdopen(fd, "w") : NULL;
@@ -72,9 +72,9 @@ static enum status write_file(const char *path, const struct link_keys *k, bool 
 	return STATUS_OK;
 }
 
-enum status link_keys_write_new(const char *coordinator_path, const char *worker_path, struct error *e)
+enum status hub_keys_write_new(const char *coordinator_path, const char *worker_path, struct error *e)
 {
-	struct link_keys k;
+	struct hub_keys k;
 	if (zmq_curve_keypair(k.server_public, k.server_secret) || zmq_curve_keypair(k.client_public, k.client_secret))
 		return error_set(e, STATUS_FATAL, "this ZeroMQ makes no CURVE keys: %s", zmq_strerror(zmq_errno()));
 	TRY(write_file(coordinator_path, &k, true, e));
@@ -84,7 +84,7 @@ enum status link_keys_write_new(const char *coordinator_path, const char *worker
 // A question has seven parts: version, request id, domain, address, identity, mechanism, client key. "stop" ends the thread.
 static void *answer_questions(void *arg)
 {
-	struct link_keys *k = arg;
+	struct hub_keys *k = arg;
 	for (;;) {
 		uint8_t parts[7][64];
 		int lens[7], n = 0, more = 1;
@@ -115,7 +115,7 @@ static void *answer_questions(void *arg)
 	}
 }
 
-enum status link_keys_guard(struct link_keys *k, void *context, struct error *e)
+enum status hub_keys_guard(struct hub_keys *k, void *context, struct error *e)
 {
 	k->context = context;
 	k->zap = zmq_socket(context, ZMQ_REP);
@@ -128,7 +128,7 @@ enum status link_keys_guard(struct link_keys *k, void *context, struct error *e)
 	return STATUS_OK;
 }
 
-void link_keys_unguard(struct link_keys *k)
+void hub_keys_unguard(struct hub_keys *k)
 {
 	if (k->guarding) {
 		void *s = zmq_socket(k->context, ZMQ_REQ);

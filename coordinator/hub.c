@@ -1,5 +1,5 @@
-// See link.h.
-#include "coordinator/link.h"
+// See hub.h.
+#include "coordinator/hub.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include <zmq.h>
 
 #include "common/log.h"
-#include "coordinator/link_keys.h"
+#include "coordinator/hub_keys.h"
 
 enum {
 	DOORS = 2,
@@ -22,15 +22,15 @@ struct door {
 	bool keyed;
 };
 
-struct link {
-	struct link_options o;
+struct hub {
+	struct hub_options o;
 	char run_dir[4096], host[256];
 	uint32_t port; // of the listening address; 0 none
-	struct link_keys keys;
+	struct hub_keys keys;
 	void *context;
 	struct door doors[DOORS];
-	uint32_t next_door;  // where link_receive looks first
-	zmq_msg_t message;   // what link_receive gave out last
+	uint32_t next_door;  // where hub_receive looks first
+	zmq_msg_t message;   // what hub_receive gave out last
 	bool holds_message;
 	char steps_path[4200];
 };
@@ -49,35 +49,35 @@ static enum status set_int(void *socket, int option, int value, const char *name
 }
 
 // What every socket gets: limits, no lingering, keys where the door has them.
-static enum status open_socket(struct link *l, struct door *d, int type, int depth, void **out, struct error *e)
+static enum status open_socket(struct hub *h, struct door *d, int type, int depth, void **out, struct error *e)
 {
-	void *s = *out = zmq_socket(l->context, type);
+	void *s = *out = zmq_socket(h->context, type);
 	if (!s)
 		return zmq_failed(e, STATUS_FATAL, "cannot open", "a ZeroMQ socket");
 	TRY(set_int(s, ZMQ_LINGER, 0, "linger", e));
 	TRY(set_int(s, ZMQ_SNDHWM, depth, "send depth", e));
 	TRY(set_int(s, ZMQ_RCVHWM, depth, "receive depth", e));
-	int64_t most = (int64_t)l->o.max_message_bytes;
+	int64_t most = (int64_t)h->o.max_message_bytes;
 	if (zmq_setsockopt(s, ZMQ_MAXMSGSIZE, &most, sizeof most))
 		return zmq_failed(e, STATUS_FATAL, "cannot set", "message size");
 	if (d->keyed) {
 		TRY(set_int(s, ZMQ_CURVE_SERVER, 1, "CURVE", e));
-		if (zmq_setsockopt(s, ZMQ_CURVE_SECRETKEY, l->keys.server_secret, LINK_KEY_CHARS + 1) ||
+		if (zmq_setsockopt(s, ZMQ_CURVE_SECRETKEY, h->keys.server_secret, HUB_KEY_CHARS + 1) ||
 		    zmq_setsockopt(s, ZMQ_ZAP_DOMAIN, "stagecoach", 10))
 			return zmq_failed(e, STATUS_FATAL, "cannot set", "CURVE keys");
 	}
 	return STATUS_OK;
 }
 
-static enum status open_control(struct link *l, uint32_t door, const char *endpoint, struct error *e)
+static enum status open_control(struct hub *h, uint32_t door, const char *endpoint, struct error *e)
 {
-	struct door *d = &l->doors[door];
+	struct door *d = &h->doors[door];
 	char name[64];
 	int closed = ZMQ_EVENT_DISCONNECTED;
-	TRY(open_socket(l, d, ZMQ_ROUTER, CONTROL_DEPTH, &d->control, e));
+	TRY(open_socket(h, d, ZMQ_ROUTER, CONTROL_DEPTH, &d->control, e));
 	TRY(set_int(d->control, ZMQ_ROUTER_MANDATORY, 1, "mandatory routing", e));
 	snprintf(name, sizeof name, "inproc://monitor-%u", door);
-	d->monitor = zmq_socket(l->context, ZMQ_PAIR);
+	d->monitor = zmq_socket(h->context, ZMQ_PAIR);
 	if (!d->monitor || zmq_socket_monitor(d->control, name, closed) || zmq_connect(d->monitor, name))
 		return zmq_failed(e, STATUS_FATAL, "cannot watch", "connections");
 	TRY(set_int(d->monitor, ZMQ_LINGER, 0, "linger", e));
@@ -91,38 +91,38 @@ static bool is_loopback(const char *host)
 	return !strncmp(host, "127.", 4) || !strcmp(host, "localhost") || !strcmp(host, "[::1]");
 }
 
-static enum status split_listen(struct link *l, struct error *e)
+static enum status split_listen(struct hub *h, struct error *e)
 {
-	const char *colon = strrchr(l->o.listen, ':');
+	const char *colon = strrchr(h->o.listen, ':');
 	char *end = NULL;
 	long port = colon ? strtol(colon + 1, &end, 10) : 0;
-	if (!colon || colon == l->o.listen || !end || *end || port < 1 || port > 65534)
-		return error_set(e, STATUS_USAGE, "--listen %s: expected HOST:PORT with a port from 1 to 65534", l->o.listen);
-	snprintf(l->host, sizeof l->host, "%.*s", (int)(colon - l->o.listen), l->o.listen);
-	l->port = (uint32_t)port;
-	bool keys = l->o.key_file && *l->o.key_file;
-	if (!keys && !is_loopback(l->host))
-		return error_set(e, STATUS_USAGE, "--listen %s is beyond this machine and needs --key-file", l->o.listen);
+	if (!colon || colon == h->o.listen || !end || *end || port < 1 || port > 65534)
+		return error_set(e, STATUS_USAGE, "--listen %s: expected HOST:PORT with a port from 1 to 65534", h->o.listen);
+	snprintf(h->host, sizeof h->host, "%.*s", (int)(colon - h->o.listen), h->o.listen);
+	h->port = (uint32_t)port;
+	bool keys = h->o.key_file && *h->o.key_file;
+	if (!keys && !is_loopback(h->host))
+		return error_set(e, STATUS_USAGE, "--listen %s is beyond this machine and needs --key-file", h->o.listen);
 	if (keys) {
-		TRY(link_keys_read(&l->keys, l->o.key_file, e));
-		if (!l->keys.server_secret[0])
-			return error_set(e, STATUS_USAGE, "%s has no server-secret", l->o.key_file);
-		TRY(link_keys_guard(&l->keys, l->context, e));
-		l->doors[1].keyed = true;
+		TRY(hub_keys_read(&h->keys, h->o.key_file, e));
+		if (!h->keys.server_secret[0])
+			return error_set(e, STATUS_USAGE, "%s has no server-secret", h->o.key_file);
+		TRY(hub_keys_guard(&h->keys, h->context, e));
+		h->doors[1].keyed = true;
 	}
 	return STATUS_OK;
 }
 
 // Stale sockets of a former owner are replaced by bind; of a living one too, so the caller holds a lock on the folder.
-enum status link_create(struct link **out, const struct link_options *o, struct error *e)
+enum status hub_create(struct hub **out, const struct hub_options *o, struct error *e)
 {
-	struct link *l = xcalloc(1, sizeof *l);
+	struct hub *h = xcalloc(1, sizeof *h);
 	enum status status;
 	char endpoint[4300];
-	l->o = *o;
-	snprintf(l->run_dir, sizeof l->run_dir, "%s", o->run_dir);
-	l->context = zmq_ctx_new();
-	if (!l->context) {
+	h->o = *o;
+	snprintf(h->run_dir, sizeof h->run_dir, "%s", o->run_dir);
+	h->context = zmq_ctx_new();
+	if (!h->context) {
 		status = zmq_failed(e, STATUS_FATAL, "cannot start", "ZeroMQ");
 		goto out;
 	}
@@ -131,17 +131,17 @@ enum status link_create(struct link **out, const struct link_options *o, struct 
 		status = error_set(e, STATUS_USAGE, "--run-dir %s is longer than 80 bytes", o->run_dir);
 		goto out;
 	}
-	snprintf(endpoint, sizeof endpoint, "ipc://%s/control", l->run_dir);
-	TRY_GOTO(open_control(l, 0, endpoint, e), out);
+	snprintf(endpoint, sizeof endpoint, "ipc://%s/control", h->run_dir);
+	TRY_GOTO(open_control(h, 0, endpoint, e), out);
 	if (o->listen && *o->listen) {
-		TRY_GOTO(split_listen(l, e), out);
-		snprintf(endpoint, sizeof endpoint, "tcp://%s:%u", l->host, l->port);
-		TRY_GOTO(open_control(l, 1, endpoint, e), out);
+		TRY_GOTO(split_listen(h, e), out);
+		snprintf(endpoint, sizeof endpoint, "tcp://%s:%u", h->host, h->port);
+		TRY_GOTO(open_control(h, 1, endpoint, e), out);
 	}
-	*out = l;
+	*out = h;
 	return STATUS_OK;
 out:
-	link_destroy(&l);
+	hub_destroy(&h);
 	return status;
 }
 
@@ -152,68 +152,68 @@ static void close_socket(void **s)
 	*s = NULL;
 }
 
-void link_destroy(struct link **link)
+void hub_destroy(struct hub **hub)
 {
-	struct link *l = *link;
-	if (!l)
+	struct hub *h = *hub;
+	if (!h)
 		return;
-	if (l->holds_message)
-		zmq_msg_close(&l->message);
+	if (h->holds_message)
+		zmq_msg_close(&h->message);
 	for (uint32_t i = 0; i < DOORS; i++) {
-		if (l->doors[i].control)
-			zmq_socket_monitor(l->doors[i].control, NULL, 0);
-		close_socket(&l->doors[i].monitor);
-		close_socket(&l->doors[i].control);
-		close_socket(&l->doors[i].steps);
+		if (h->doors[i].control)
+			zmq_socket_monitor(h->doors[i].control, NULL, 0);
+		close_socket(&h->doors[i].monitor);
+		close_socket(&h->doors[i].control);
+		close_socket(&h->doors[i].steps);
 	}
-	link_keys_unguard(&l->keys);
-	if (l->context)
-		zmq_ctx_term(l->context);
-	if (l->steps_path[0])
-		unlink(l->steps_path);
-	free(l);
-	*link = NULL;
+	hub_keys_unguard(&h->keys);
+	if (h->context)
+		zmq_ctx_term(h->context);
+	if (h->steps_path[0])
+		unlink(h->steps_path);
+	free(h);
+	*hub = NULL;
 }
 
-enum status link_begin_epoch(struct link *l, uint32_t epoch, char endpoint[2][256], struct error *e)
+enum status hub_begin_epoch(struct hub *h, uint32_t epoch, char endpoint[2][256], struct error *e)
 {
 	for (uint32_t i = 0; i < DOORS; i++)
-		close_socket(&l->doors[i].steps);
-	if (l->steps_path[0])
-		unlink(l->steps_path);
+		close_socket(&h->doors[i].steps);
+	if (h->steps_path[0])
+		unlink(h->steps_path);
 	for (uint32_t i = 0; i < DOORS; i++) {
-		struct door *d = &l->doors[i];
+		struct door *d = &h->doors[i];
 		endpoint[i][0] = 0;
 		if (!d->control)
 			continue;
-		TRY(open_socket(l, d, ZMQ_XPUB, STEP_DEPTH, &d->steps, e));
+		TRY(open_socket(h, d, ZMQ_XPUB, STEP_DEPTH, &d->steps, e));
 		TRY(set_int(d->steps, ZMQ_XPUB_NODROP, 1, "no dropping", e));
 		TRY(set_int(d->steps, ZMQ_XPUB_VERBOSE, 1, "verbose subscriptions", e));
 		// The port is taken afresh in each epoch, because the old one may still be closing.
 		if (i == 0)
-			snprintf(endpoint[i], 256, "ipc://%.80s/steps-%u", l->run_dir, epoch);
+			snprintf(endpoint[i], 256, "ipc://%.80s/steps-%u", h->run_dir, epoch);
 		else
-			snprintf(endpoint[i], 256, "tcp://%.200s:*", l->host);
+			snprintf(endpoint[i], 256, "tcp://%.200s:*", h->host);
 		if (zmq_bind(d->steps, endpoint[i]))
 			return zmq_failed(e, STATUS_UNAVAILABLE, "step address", endpoint[i]);
 		size_t size = 256;
 		if (i == 1 && zmq_getsockopt(d->steps, ZMQ_LAST_ENDPOINT, endpoint[i], &size))
 			return zmq_failed(e, STATUS_FATAL, "cannot read", "the step address");
 	}
-	snprintf(l->steps_path, sizeof l->steps_path, "%s/steps-%u", l->run_dir, epoch);
+	snprintf(h->steps_path, sizeof h->steps_path, "%s/steps-%u", h->run_dir, epoch);
 	return STATUS_OK;
 }
 
-void link_wait(struct link *l, const int *fds, uint32_t n, unsigned timeout_ms)
+void hub_wait(struct hub *h, const int *fds, uint32_t n, unsigned timeout_ms)
 {
 	zmq_pollitem_t items[3 * DOORS + 4];
 	int count = 0;
 	ASSERT(n <= 4);
 	for (uint32_t i = 0; i < DOORS; i++) {
-		if (!l->doors[i].control)
+		if (!h->doors[i].control)
 			continue;
-		items[count++] = (zmq_pollitem_t){.socket = l->doors[i].control, .events = ZMQ_POLLIN};
-		items[count++] = (zmq_pollitem_t){.socket = l->doors[i].monitor, .events = ZMQ_POLLIN};
+		items[count++] = (zmq_pollitem_t){.socket = h->doors[i].control, .events = ZMQ_POLLIN};
+		items[count++] = (zmq_pollitem_t){.socket = h->doors[i].monitor, .events = ZMQ_POLLIN};
 	}
 	for (uint32_t i = 0; i < n; i++)
 		if (fds[i] >= 0)
@@ -229,9 +229,9 @@ static bool more(void *socket)
 }
 
 // Takes one whole message of two parts; false if there is none. Others are thrown away, part by part.
-static bool receive_from(struct link *l, uint32_t door, struct link_peer *from)
+static bool receive_from(struct hub *h, uint32_t door, struct hub_peer *from)
 {
-	void *s = l->doors[door].control;
+	void *s = h->doors[door].control;
 	for (;;) {
 		zmq_msg_t id;
 		zmq_msg_init(&id);
@@ -245,58 +245,58 @@ static bool receive_from(struct link *l, uint32_t door, struct link_peer *from)
 		zmq_msg_close(&id);
 		if (n < 0)
 			return false;
-		zmq_msg_init(&l->message);
-		l->holds_message = more(s) && zmq_msg_recv(&l->message, s, ZMQ_DONTWAIT) >= 0;
-		if (fits && l->holds_message && !more(s))
+		zmq_msg_init(&h->message);
+		h->holds_message = more(s) && zmq_msg_recv(&h->message, s, ZMQ_DONTWAIT) >= 0;
+		if (fits && h->holds_message && !more(s))
 			return true;
 		while (more(s)) {
-			zmq_msg_close(&l->message);
-			zmq_msg_init(&l->message);
-			if (zmq_msg_recv(&l->message, s, ZMQ_DONTWAIT) < 0)
+			zmq_msg_close(&h->message);
+			zmq_msg_init(&h->message);
+			if (zmq_msg_recv(&h->message, s, ZMQ_DONTWAIT) < 0)
 				break;
 		}
-		zmq_msg_close(&l->message);
-		l->holds_message = false;
+		zmq_msg_close(&h->message);
+		h->holds_message = false;
 	}
 }
 
-enum status link_receive(struct link *l, struct link_peer *from, const uint8_t **data, size_t *len)
+enum status hub_receive(struct hub *h, struct hub_peer *from, const uint8_t **data, size_t *len)
 {
-	if (l->holds_message)
-		zmq_msg_close(&l->message);
-	l->holds_message = false;
+	if (h->holds_message)
+		zmq_msg_close(&h->message);
+	h->holds_message = false;
 	for (uint32_t i = 0; i < DOORS; i++) {
-		uint32_t door = (l->next_door + i) % DOORS;
-		if (!l->doors[door].control || !receive_from(l, door, from))
+		uint32_t door = (h->next_door + i) % DOORS;
+		if (!h->doors[door].control || !receive_from(h, door, from))
 			continue;
-		l->next_door = (door + 1) % DOORS;
-		*data = zmq_msg_data(&l->message);
-		*len = zmq_msg_size(&l->message);
+		h->next_door = (door + 1) % DOORS;
+		*data = zmq_msg_data(&h->message);
+		*len = zmq_msg_size(&h->message);
 		return STATUS_OK;
 	}
 	return STATUS_ABSENT;
 }
 
-bool link_disconnected(struct link *l)
+bool hub_disconnected(struct hub *h)
 {
 	bool any = false;
 	for (uint32_t i = 0; i < DOORS; i++) {
 		char bytes[512];
-		if (!l->doors[i].monitor)
+		if (!h->doors[i].monitor)
 			continue;
 		// Two parts each: the event, the address.
-		while (zmq_recv(l->doors[i].monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) >= 0)
+		while (zmq_recv(h->doors[i].monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) >= 0)
 			any = true;
 		// Subscriptions are read and thrown away, so that they do not pile up.
-		while (l->doors[i].steps && zmq_recv(l->doors[i].steps, bytes, sizeof bytes, ZMQ_DONTWAIT) >= 0)
+		while (h->doors[i].steps && zmq_recv(h->doors[i].steps, bytes, sizeof bytes, ZMQ_DONTWAIT) >= 0)
 			;
 	}
 	return any;
 }
 
-enum status link_send(struct link *l, const struct link_peer *to, const uint8_t *data, size_t len)
+enum status hub_send(struct hub *h, const struct hub_peer *to, const uint8_t *data, size_t len)
 {
-	void *s = l->doors[to->door].control;
+	void *s = h->doors[to->door].control;
 	if (zmq_send(s, to->id, to->id_len, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
 		return zmq_errno() == EAGAIN ? STATUS_BUSY : STATUS_CLOSED;
 	if (zmq_send(s, data, len, ZMQ_DONTWAIT) < 0)
@@ -304,15 +304,15 @@ enum status link_send(struct link *l, const struct link_peer *to, const uint8_t 
 	return STATUS_OK;
 }
 
-enum status link_broadcast(struct link *l, const uint8_t *data, size_t len)
+enum status hub_broadcast(struct hub *h, const uint8_t *data, size_t len)
 {
 	for (uint32_t i = 0; i < DOORS; i++)
-		if (l->doors[i].steps && zmq_send(l->doors[i].steps, data, len, ZMQ_DONTWAIT) < 0)
+		if (h->doors[i].steps && zmq_send(h->doors[i].steps, data, len, ZMQ_DONTWAIT) < 0)
 			return STATUS_BUSY;
 	return STATUS_OK;
 }
 
-bool link_peer_equal(const struct link_peer *a, const struct link_peer *b)
+bool hub_peer_equal(const struct hub_peer *a, const struct hub_peer *b)
 {
 	return a->door == b->door && a->id_len == b->id_len && !memcmp(a->id, b->id, a->id_len);
 }
