@@ -20,7 +20,8 @@ void engine_requests_init(struct engine *e)
 void engine_requests_free(struct engine *e)
 {
 	for (uint32_t i = 0; e->entries && i <= e->entry_mask; i++)
-		free(e->entries[i].ended);
+		if (e->entries[i].id)
+			free(e->entries[i].ended);
 	for (uint32_t i = 0; i < e->n_inbox; i++)
 		free(e->inbox[i].request);
 	free(e->entries);

@@ -132,6 +132,17 @@ void plan_inputs_devices(struct plan_device *out, const struct registry *r)
 		d->hop_us = last || strcmp(h->host, r->workers[i + 1].hello.host) ? hop_other_host_us : hop_same_host_us;
 		if (last)
 			d->hop_us = 0;
+		// CPU workers measure at the same moment and before they are pinned, so that they disturb each other; those with
+		// as many threads on the same host are the same hardware, and the best figure is the least disturbed.
+		for (uint32_t k = 0; k < r->n_workers && h->device_kind == DEVICE_CPU; k++) {
+			const struct message_hello *other = &r->workers[k].hello;
+			if (other->device_kind != DEVICE_CPU || other->threads != h->threads || strcmp(other->host, h->host))
+				continue;
+			if (other->bandwidth_bytes_per_s > d->bandwidth_bytes_per_s)
+				d->bandwidth_bytes_per_s = other->bandwidth_bytes_per_s;
+			if (other->matmul_flops > d->matmul_flops)
+				d->matmul_flops = other->matmul_flops;
+		}
 		for (uint32_t k = 0; k < r->n_workers && h->device_kind == DEVICE_CUDA; k++) {
 			const struct message_hello *other = &r->workers[k].hello;
 			if (k != i && other->device_kind == DEVICE_CUDA && other->device_index == h->device_index &&
