@@ -13,7 +13,6 @@
 #include "coordinator/bench.h"
 #include "coordinator/bench_url.h"
 #include "coordinator/engine.h"
-#include "coordinator/http.h"
 #include "coordinator/plan_print.h"
 #include "coordinator/tokenizer.h"
 
@@ -23,9 +22,7 @@ struct program {
 	struct options o;
 	struct model *model;
 	struct tokenizer *tokenizer;
-	struct chat_template *chat_template;
 	struct engine *engine;
-	struct http_server *http;
 	struct engine_info info; // scratch: too large for the stack
 };
 
@@ -56,66 +53,6 @@ static enum status wait_started(struct program *p, bool *stopped, struct error *
 			return STATUS_OK;
 		}
 	}
-}
-
-static enum status start_http(struct program *p, struct error *e)
-{
-	const struct options *o = &p->o;
-	struct http_options h = {
-		.engine = p->engine, .tokenizer = p->tokenizer, .chat_template = p->chat_template,
-		.generation = model_generation(p->model),
-		.served_model_name = o->served_model_name[0] ? o->served_model_name : model_display_name(p->model),
-		.host = o->host, .port = o->port, .api_key_file = o->api_key_file, .no_auth = o->no_auth, .cors_origin = o->cors_origin,
-		.tls_cert = o->tls_cert, .tls_key = o->tls_key, .slow_client_timeout_s = o->slow_client_timeout_s,
-		.max_queue = o->max_queue,
-	};
-	return http_server_start(&p->http, &h, e);
-}
-
-static void *end_on_second_signal(void *unused)
-{
-	int number;
-	(void)unused;
-	sigwait(&end_signals, &number);
-	log_warn("ending at once");
-	_Exit(STATUS_OK);
-}
-
-// The first signal: refuse new requests, finish the running ones. A second one ends the process at once.
-static void drain(struct program *p)
-{
-	pthread_t thread;
-	log_info("shutting down: running requests are finished; another signal ends at once");
-	if (!pthread_create(&thread, NULL, end_on_second_signal, NULL))
-		pthread_detach(thread);
-	engine_drain(p->engine);
-	const struct timespec pause = {0, POLL_MS * 1000000L / 5};
-	for (enum engine_state s = state(p); s != ENGINE_ENDED && s != ENGINE_FAILED; s = state(p))
-		nanosleep(&pause, NULL);
-	http_server_stop(&p->http, true);
-}
-
-static enum status serve(struct program *p, struct error *e)
-{
-	bool stopped = false;
-	TRY(start_http(p, e));
-	TRY(engine_start(p->engine, e));
-	TRY(wait_started(p, &stopped, e));
-	if (!stopped) {
-		engine_get_info(p->engine, &p->info);
-		printf("ready %s model=%s stages=%u blocks=%llu\n", http_server_address(p->http),
-		       p->o.served_model_name[0] ? p->o.served_model_name : model_display_name(p->model), p->info.n_stages,
-		       (unsigned long long)p->info.n_blocks);
-		fflush(stdout);
-		while (!end_wanted(POLL_MS))
-			if (state(p) == ENGINE_FAILED) {
-				// Streams get their error event before the sockets close.
-				http_server_stop(&p->http, true);
-				return error_set(e, STATUS_FATAL, "%s", p->info.failure);
-			}
-	}
-	drain(p);
-	return state(p) == ENGINE_FAILED ? error_set(e, STATUS_FATAL, "%s", p->info.failure) : STATUS_OK;
 }
 
 static enum status plan(struct program *p, struct error *e)
@@ -181,6 +118,8 @@ static enum status run(struct program *p, struct error *e)
 		return bench_url_run(o, e);
 	if (!is_bench && !is_serve && !is_plan)
 		return error_set(e, STATUS_USAGE, "the coordinator runs serve, plan and bench; `%s` is the launcher's", o->verb);
+	if (is_serve)
+		return error_set(e, STATUS_USAGE, "`serve` waits for chat templates, which are not built yet");
 	TRY(model_open(&p->model, o->model, &(struct model_open_options){.load_dummy = o->load_dummy}, e));
 	if (is_serve)
 		TRY(tokenizer_create(&p->tokenizer, p->model, e));
@@ -189,7 +128,7 @@ static enum status run(struct program *p, struct error *e)
 		return STATUS_OK;
 	}
 	TRY(engine_create(&p->engine, o, p->model, e));
-	return is_serve ? serve(p, e) : is_plan ? plan(p, e) : bench(p, e);
+	return is_plan ? plan(p, e) : bench(p, e);
 }
 
 int main(int argc, char **argv)
@@ -221,7 +160,6 @@ int main(int argc, char **argv)
 	status = run(&p, &e);
 	if (status != STATUS_OK && !(p.engine && state(&p) == ENGINE_FAILED))
 		log_error("%s", e.text); // a failed engine has said it already
-	http_server_stop(&p.http, false);
 	engine_destroy(&p.engine);
 	tokenizer_destroy(&p.tokenizer);
 	model_close(&p.model);
