@@ -24,6 +24,7 @@ struct cursor {
 	const struct gguf *g;
 	size_t pos;
 	char place[160];
+	uint64_t strings; // items of string arrays so far: the only thing here that takes time
 	struct error *error;
 };
 
@@ -145,6 +146,10 @@ static enum status take_value(struct cursor *c, struct gguf_kv *kv)
 			                 c->g->label, c->place, (unsigned long long)kv->count,
 			                 (unsigned long long)GGUF_MAX_ITEMS);
 		kv->item_type = (enum gguf_type)item;
+		c->strings += item == GGUF_STRING ? kv->count : 0;
+		if (c->strings > GGUF_MAX_ITEMS)
+			return error_set(c->error, STATUS_REFUSED, "%s: %s: more than %llu strings in arrays", c->g->label, c->place,
+			                 (unsigned long long)GGUF_MAX_ITEMS);
 	}
 	kv->value = c->g->data + c->pos;
 	if (kv->item_type == GGUF_STRING) {

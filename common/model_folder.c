@@ -12,6 +12,9 @@
 #include "common/quote.h"
 #include "common/safetensors.h"
 
+// Limits on files that are parsed into a tree, so that one of nonsense is refused within a second.
+enum { CONFIG_LIMIT_BYTES = 1 << 20, TREE_LIMIT_BYTES = 16 << 20, FILE_LIMIT_BYTES = 256 << 20 };
+
 struct folder {
 	struct model *model;
 	const char *path;
@@ -26,19 +29,19 @@ struct text {
 	char label[PATH_MAX];
 };
 
-static enum status read_text(const struct folder *f, const char *name, struct text *out)
+static enum status read_text(const struct folder *f, const char *name, size_t limit_bytes, struct text *out)
 {
 	out->data = NULL;
 	if ((size_t)snprintf(out->label, sizeof out->label, "%s/%s", f->path, name) >= sizeof out->label)
 		return error_set(f->error, STATUS_REFUSED, "%s: the path of its %s is too long", f->path, name);
-	return model_read_file(f->model, name, &out->data, &out->len, f->error);
+	return file_read(out->label, limit_bytes, &out->data, &out->len, f->error);
 }
 
 static enum status read_config(const struct folder *f, bool dummy)
 {
 	struct model *m = f->model;
 	struct text text;
-	enum status status = read_text(f, "config.json", &text);
+	enum status status = read_text(f, "config.json", CONFIG_LIMIT_BYTES, &text);
 	if (status == STATUS_ABSENT)
 		return error_set(f->error, STATUS_REFUSED, "%s: not a model folder: it has no config.json", f->path);
 	TRY(status);
@@ -53,7 +56,7 @@ static enum status read_config(const struct folder *f, bool dummy)
 static enum status read_generation(const struct folder *f)
 {
 	struct text text;
-	enum status status = read_text(f, "generation_config.json", &text);
+	enum status status = read_text(f, "generation_config.json", CONFIG_LIMIT_BYTES, &text);
 	if (status == STATUS_ABSENT)
 		return STATUS_OK;
 	TRY(status);
@@ -118,7 +121,7 @@ static enum status read_tokenizer_config(const struct folder *f, const struct vo
 	struct model *m = f->model;
 	struct text text;
 	json_t *root = NULL;
-	enum status status = read_text(f, "tokenizer_config.json", &text);
+	enum status status = read_text(f, "tokenizer_config.json", TREE_LIMIT_BYTES, &text);
 	if (status == STATUS_ABSENT)
 		return STATUS_OK;
 	TRY(status);
@@ -140,7 +143,7 @@ out:
 static enum status read_template_file(const struct folder *f)
 {
 	struct text text;
-	enum status status = read_text(f, "chat_template.jinja", &text);
+	enum status status = read_text(f, "chat_template.jinja", TREE_LIMIT_BYTES, &text);
 	if (status == STATUS_ABSENT)
 		return STATUS_OK;
 	TRY(status);
@@ -157,9 +160,12 @@ static enum status read_tokenizer_files(const struct folder *f)
 	struct model *m = f->model;
 	struct vocabulary_summary vocabulary = {0};
 	struct text text;
-	enum status status = read_text(f, "tokenizer.json", &text);
+	enum status status = read_text(f, "tokenizer.json", FILE_LIMIT_BYTES, &text);
 	if (status == STATUS_OK) {
 		status = vocabulary_scan(text.data, text.len, text.label, &vocabulary, f->error);
+		if (status == STATUS_OK && vocabulary.added_len > TREE_LIMIT_BYTES)
+			status = error_set(f->error, STATUS_REFUSED, "%s: field \"added_tokens\" has %zu bytes, at most %d are allowed",
+			                   text.label, vocabulary.added_len, TREE_LIMIT_BYTES);
 		if (status == STATUS_OK && vocabulary.size > m->config.vocab_rows)
 			status = error_set(f->error, STATUS_REFUSED, "%s: the vocabulary has %d tokens, but config.json's vocab_size "
 			                   "is only %d", text.label, vocabulary.size, m->config.vocab_rows);
@@ -261,7 +267,7 @@ static enum status open_weights(struct folder *f)
 	enum status status = open_file(f, "model.safetensors");
 	if (status == STATUS_ABSENT) {
 		free(f->model->files[--f->model->n_files]);
-		status = read_text(f, "model.safetensors.index.json", &text);
+		status = read_text(f, "model.safetensors.index.json", TREE_LIMIT_BYTES, &text);
 		if (status == STATUS_ABSENT)
 			status = error_set(f->error, STATUS_REFUSED, "%s: has neither model.safetensors nor "
 			                   "model.safetensors.index.json", f->path);

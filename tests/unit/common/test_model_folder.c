@@ -45,9 +45,9 @@ static float element(const struct tensor *t, int64_t i)
 		return ((const float *)t->data)[i];
 	uint16_t half = ((const uint16_t *)t->data)[i];
 	if (t->dtype == DTYPE_F16) {
-		_Float16 f;
-		memcpy(&f, &half, 2);
-		return (float)f;
+		int exponent = half >> 10 & 31, mantissa = half & 1023;
+		float magnitude = exponent ? ldexpf((float)(mantissa | 1024), exponent - 25) : ldexpf((float)mantissa, -24);
+		return half & 0x8000 ? -magnitude : magnitude;
 	}
 	uint32_t wide = (uint32_t)half << 16;
 	float f;
