@@ -142,6 +142,7 @@ struct ops {
 	enum status (*create)(struct ops_context **out, const struct ops_options *, struct error *);
 	void (*destroy)(struct ops_context **);
 	const char *(*describe)(const struct ops_context *); // e.g. "avx512-vnni, 2 threads"
+	enum ops_isa (*isa)(const struct ops_context *);     // the one in use, never AUTO on a CPU
 	// Measures in at most budget_ms.
 	void (*measure)(struct ops_context *, int budget_ms, struct ops_speed *out);
 

@@ -59,6 +59,7 @@ enum status forward_create(struct forward **out, const struct forward_options *o
 		free(f);
 		return STATUS_REFUSED;
 	}
+	memset(f->memory, 0, f->bytes); // in use from now on, and not at the first large batch
 	char *at = f->memory;
 	for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
 		*table[i].field = (float *)at;
@@ -134,10 +135,11 @@ static void ffn_block(struct forward *f, const struct layer_weights *w, const st
 		.n_rows = b->n_rows, .x = f->ffn, .n_parts = 1, .part = {{w->w_down, NULL, x}}, .add = true});
 }
 
-void forward_layers(struct forward *f, const struct batch *b, const struct kv_cache *kv, float *x,
+void forward_layers(struct forward *f, const struct batch *b, const struct kv_cache *kv, int n_layers, float *x,
                     void (*between)(void *user), void *user)
 {
-	for (int l = 0; l < f->weights->n_layers; l++) {
+	ASSERT(n_layers <= f->weights->n_layers);
+	for (int l = 0; l < n_layers; l++) {
 		if (between)
 			between(user);
 		attention_block(f, &f->weights->layers[l], b, kv_cache_view(kv, l), kv_cache_layer_group(kv, l), x);

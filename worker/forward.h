@@ -27,8 +27,8 @@ uint64_t forward_workspace_bytes(const struct forward *);
 float *forward_hidden(struct forward *, int which); // [max_rows, hidden], which = 0 or 1
 
 void forward_embed(struct forward *, const struct batch *, float *x); // x [n_rows, hidden]
-// Runs this stage's layers on x in place. between (may be NULL) is called before each layer.
-void forward_layers(struct forward *, const struct batch *, const struct kv_cache *, float *x,
+// Runs the first n_layers of this stage's layers on x in place. between (may be NULL) is called before each layer.
+void forward_layers(struct forward *, const struct batch *, const struct kv_cache *, int n_layers, float *x,
                     void (*between)(void *user), void *user);
 // Final norm, head and sampling of `n_samples` rows of x, named by batch->sample_row. rows [n_samples] come filled by
 // sampler_fill() and hold the results afterwards.

@@ -147,6 +147,11 @@ uint64_t stage_weight_bytes(const struct stage *s)
 	return s->weights->own_bytes + s->weights->borrowed_bytes;
 }
 
+uint64_t stage_own_weight_bytes(const struct stage *s)
+{
+	return s->weights->own_bytes;
+}
+
 uint64_t stage_workspace_bytes(const struct stage *s)
 {
 	return forward_workspace_bytes(s->forward) + batch_bytes(&s->batch_options);
@@ -344,7 +349,7 @@ static enum status run_rows(struct stage *s, const struct message *step, struct 
 	}
 	struct between_state between = {.stage = s};
 	bool ahead = s->peek_next && !is_first(s);
-	forward_layers(s->forward, b, s->kv, x, ahead ? between_layers : NULL, &between);
+	forward_layers(s->forward, b, s->kv, s->weights->n_layers, x, ahead ? between_layers : NULL, &between);
 	if (between.status != STATUS_OK) {
 		if (e)
 			*e = between.error;
@@ -439,7 +444,7 @@ enum status stage_profile(struct stage *s, struct error *e)
 	memset(forward_hidden(s->forward, 1), 0, hidden_bytes(s, (uint32_t)b->n_rows));
 	if (is_first(s))
 		forward_embed(s->forward, b, x);
-	forward_layers(s->forward, b, s->kv, x, NULL, NULL);
+	forward_layers(s->forward, b, s->kv, s->weights->n_layers > 0, x, NULL, NULL); // layers share their workspace
 	if (stage_is_last(s)) { // as many rows of logits as are held at once, whatever the number of sequences
 		int n_samples = b->n_rows < (int)s->assign.max_seqs ? b->n_rows : (int)s->assign.max_seqs;
 		if (n_samples > FORWARD_LOGIT_ROWS)

@@ -32,7 +32,8 @@ void stage_destroy(struct stage **);
 bool stage_borrows_model(const struct stage *);
 const struct model_config *stage_config(const struct stage *);
 
-uint64_t stage_weight_bytes(const struct stage *);
+uint64_t stage_weight_bytes(const struct stage *);    // with what it reads in place from the file
+uint64_t stage_own_weight_bytes(const struct stage *); // without
 uint64_t stage_workspace_bytes(const struct stage *); // its own and the batch's arrays; not the backend's scratch
 uint64_t stage_block_bytes(const struct stage *);     // of one KV block over its own layers; 0 without layers
 // Runs the largest batch once, so that every page of workspace and scratch is in use. Needs no KV cache.

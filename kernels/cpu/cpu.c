@@ -74,6 +74,11 @@ static const char *describe(const struct ops_context *c)
 	return c->description;
 }
 
+static enum ops_isa isa_in_use(const struct ops_context *c)
+{
+	return c->isa;
+}
+
 // calloc() gives large blocks as untouched zero pages, so that a KV pool costs memory only as it fills. The pointer that
 // free() wants stands just below the aligned one.
 static void *alloc(struct ops_context *c, size_t bytes)
@@ -123,6 +128,7 @@ const struct ops *ops_cpu(void)
 		.create = create,
 		.destroy = destroy,
 		.describe = describe,
+		.isa = isa_in_use,
 		.measure = cpu_measure,
 		.alloc = alloc,
 		.free = release,

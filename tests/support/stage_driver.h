@@ -81,6 +81,8 @@ struct driver_seq {
 	uint64_t ref_step; uint32_t ref_row; // where its last token was sampled
 	struct sampling_params sampling;
 	bool known;                    // workers know it
+	bool truncate;                 // the next step cuts it to `done` tokens first
+	uint32_t prompt_counts;        // tokens that sampling takes as prompt; 0 = n_prompt
 	bool want_logits;
 	float *logits;                 // [n_prompt + n_out, vocab_rows], of every row that was run
 };
@@ -155,7 +157,8 @@ static void driver_seq_init(struct driver_seq *s, uint32_t slot, const uint32_t 
 }
 
 // One step with the given sequences: each gets at most `chunk` tokens. Sequences whose prompt is done decode one token.
-static void driver_step(struct driver *d, struct driver_seq **seqs, int n_seqs, uint32_t chunk)
+static void driver_run(struct driver *d, struct driver_seq **seqs, int n_seqs, uint32_t chunk, const uint32_t *shared,
+                       uint32_t n_shared)
 {
 	struct error e = {""};
 	struct step_seq q[64];
@@ -170,12 +173,15 @@ static void driver_step(struct driver *d, struct driver_seq **seqs, int n_seqs, 
 		struct step_seq *r = &q[m.step_.n_seqs];
 		memset(r, 0, sizeof *r);
 		if (!s->known)
-			news[m.step_.n_new++] = (struct step_new){.slot = s->slot, .n_prompt = s->n_prompt,
+			news[m.step_.n_new++] = (struct step_new){.slot = s->slot,
+			                                          .n_prompt = s->prompt_counts ? s->prompt_counts : s->n_prompt,
 			                                          .sampling = s->sampling, .n_history = s->done,
 			                                          .history = s->prompt};
 		s->known = true;
 		r->slot = s->slot;
 		r->start = s->done;
+		r->truncate = s->truncate;
+		s->truncate = false;
 		if (s->done < s->n_prompt) {
 			uint32_t n = s->n_prompt - s->done;
 			n = n < chunk ? n : chunk;
@@ -195,6 +201,11 @@ static void driver_step(struct driver *d, struct driver_seq **seqs, int n_seqs, 
 		s->done += r->n_tokens;
 		left -= r->n_tokens;
 		r->first_block[0] = m.step_.n_blocks;
+		for (uint32_t b = 0; b < n_shared; b++) {
+			s->block[s->n_blocks++] = shared[b];
+			blocks[m.step_.n_blocks++] = shared[b];
+			r->n_blocks[0]++;
+		}
 		while (s->n_blocks * d->o.block_size < s->done) { // ids in a scattered order on purpose
 			cr_assert(d->next_block < DRIVER_BLOCKS);
 			uint32_t id = d->next_block++ * 197 % DRIVER_BLOCKS;
@@ -229,7 +240,18 @@ static void driver_step(struct driver *d, struct driver_seq **seqs, int n_seqs, 
 	cr_assert_eq(sampled, result.result.n_tokens);
 }
 
-static void driver_end(struct driver *d, struct driver_seq *s)
+static void driver_step(struct driver *d, struct driver_seq **seqs, int n_seqs, uint32_t chunk)
+{
+	driver_run(d, seqs, n_seqs, chunk, NULL, 0);
+}
+
+// The first step of a sequence whose `done` tokens lie in blocks that another one filled.
+__attribute__((unused)) static void driver_step_shared(struct driver *d, struct driver_seq *s, const uint32_t *shared, uint32_t n_shared)
+{
+	driver_run(d, &s, 1, 512, shared, n_shared);
+}
+
+__attribute__((unused)) static void driver_end(struct driver *d, struct driver_seq *s)
 {
 	struct error e = {""};
 	struct message m = {.type = MESSAGE_STEP, .epoch = 1, .step = ++d->step};
