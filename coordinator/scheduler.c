@@ -8,8 +8,8 @@
 
 #include "coordinator/scheduler_internal.h"
 
-// Before any sequence has ended: as many tokens as long answers have.
-enum { FIRST_MEAN_OUTPUT = 1024 };
+// As many tokens as long answers have.
+enum { EXPECTED_OUTPUT = 1024 };
 
 enum status scheduler_create(struct scheduler **out, const struct scheduler_options *o, struct error *e)
 {
@@ -57,7 +57,7 @@ enum status scheduler_create(struct scheduler **out, const struct scheduler_opti
 	s->suspended = true;
 	s->next_step = 1;
 	s->releases = 1;
-	s->mean_output = FIRST_MEAN_OUTPUT;
+	s->mean_output = o->expected_output > 0 ? o->expected_output : EXPECTED_OUTPUT;
 	*out = s;
 	return STATUS_OK;
 }

@@ -28,6 +28,7 @@ struct scheduler_options {
 	uint32_t n_stages;
 	bool prefix_cache;
 	uint32_t max_prefill_tokens;  // prompt rows of one step, so that a step stays short; 0 = max_batch_tokens
+	uint32_t expected_output;     // tokens of an answer, until enough have ended to know; 0 = 1024
 	// Predicted microseconds of a round with m micro-batches over n sequences at mean context c (planner_round_us);
 	// NULL: m = 1.
 	double (*round_us)(void *user, uint32_t micro_batches, uint32_t sequences, uint32_t context);

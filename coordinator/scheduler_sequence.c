@@ -6,7 +6,7 @@
 
 #include "coordinator/scheduler_internal.h"
 
-enum { LEAST_GROWTH_TOKENS = 32 };
+enum { LEAST_GROWTH_BLOCKS = 2 };
 
 uint32_t scheduler_blocks_for(const struct scheduler *s, uint32_t n_tokens)
 {
@@ -105,8 +105,8 @@ static uint64_t expected_growth(const struct scheduler *s, const struct sequence
 	double more = s->mean_output - made;
 	if (more < s->mean_output / 4)
 		more = s->mean_output / 4;
-	if (more < LEAST_GROWTH_TOKENS)
-		more = LEAST_GROWTH_TOKENS;
+	if (more < (double)LEAST_GROWTH_BLOCKS * s->o.block_size)
+		more = (double)LEAST_GROWTH_BLOCKS * s->o.block_size;
 	if (more > left)
 		more = left;
 	uint32_t at_end = scheduler_blocks_for(s, q->n_tokens + (uint32_t)more);

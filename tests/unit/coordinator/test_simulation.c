@@ -1,5 +1,5 @@
-// Random histories of arrivals, ends, cancels, stops, deaths and late results against the real scheduler, block pool and
-// codec, each from one printed seed. The surprising decision: a history is a list of operations that any sublist of is
+// Random histories of arrivals, ends, cancels, stops, workers that die, hang and go on, and late results, against the
+// real scheduler, block pool, recovery and codec, each from one printed seed. The surprising decision: a history is a list of operations that any sublist of is
 // a history too, so that a failing one is shrunk by leaving operations out, each attempt in a process of its own.
 //
 // STAGECOACH_SIM_COUNT histories (2000), from STAGECOACH_SIM_SEED (1) on.
@@ -8,12 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "pipeline_model.h"
+#include "cluster_model.h"
 
 enum { OPS_MAX = 400, SHRINK_TRIES = 400 };
 
-enum op_kind { OP_ADD, OP_STEP, OP_REPORT, OP_CANCEL, OP_STOP, OP_SUSPEND, OP_EPOCH, OP_KINDS };
-static const char *const op_names[OP_KINDS] = {"add", "step", "report", "cancel", "stop choice", "suspend", "new epoch"};
+enum op_kind { OP_ADD, OP_STEP, OP_REPORT, OP_CANCEL, OP_STOP, OP_KILL, OP_HANG, OP_CONTINUE, OP_TIME, OP_KINDS };
+static const char *const op_names[OP_KINDS] = {"add", "step", "report", "cancel", "stop choice", "kill", "hang", "continue", "time"};
 
 struct op {
 	enum op_kind kind;
@@ -25,6 +25,12 @@ struct history {
 	struct op ops[OPS_MAX];
 	uint32_t n_ops;
 };
+
+// What the histories went through, so that one sees that they are not idle. In memory shared with the child.
+struct totals {
+	uint64_t seed, steps, tokens, requests, recoveries, given_up, preemptions, prefix_hits, rows, refused;
+};
+static struct totals *totals;
 
 static uint64_t draw(uint64_t *state)
 {
@@ -60,6 +66,7 @@ static struct scheduler_options choose_options(uint64_t *s, uint32_t *wish)
 		.n_stages = between(s, 1, 4),
 		.prefix_cache = between(s, 0, 3) > 0,
 		.max_prefill_tokens = between(s, 0, 1) ? 0 : between(s, 1, 32),
+		.expected_output = between(s, 0, 2) ? 1 : 0,
 		.round_us = between(s, 0, 3) ? round_us : NULL,
 		.user = wish,
 	};
@@ -71,13 +78,16 @@ static void generate(struct history *h, uint64_t seed)
 	uint64_t s = seed * 77 + 5;
 	h->seed = seed;
 	h->n_ops = between(&s, 20, OPS_MAX);
-	uint32_t deaths = between(&s, 0, 2) == 0 ? 2 : 0, cancels = between(&s, 0, 5);
+	// Parts of a thousand; a third of the histories have faults.
+	uint32_t faults = between(&s, 0, 2) == 0 ? between(&s, 5, 40) : 0, cancels = between(&s, 0, 50);
 	for (uint32_t i = 0; i < h->n_ops; i++) {
-		uint32_t x = between(&s, 0, 99);
-		enum op_kind k = x < 20 ? OP_ADD : x < 58 ? OP_STEP : OP_REPORT;
-		if (x >= 100 - deaths)
-			k = between(&s, 0, 1) ? OP_SUSPEND : OP_EPOCH;
-		else if (x >= 100 - deaths - cancels)
+		uint32_t x = between(&s, 0, 999);
+		enum op_kind k = x < 150 ? OP_ADD : x < 580 ? OP_STEP : OP_REPORT;
+		if (x >= 1000 - faults)
+			k = between(&s, 0, 1) ? OP_KILL : OP_HANG;
+		else if (x >= 1000 - 3 * faults)
+			k = between(&s, 0, 3) ? OP_TIME : OP_CONTINUE;
+		else if (x >= 1000 - 3 * faults - cancels)
 			k = between(&s, 0, 2) ? OP_CANCEL : OP_STOP;
 		h->ops[i] = (struct op){.kind = k, .r = draw(&s)};
 	}
@@ -99,7 +109,7 @@ static void add(struct world *w, uint64_t s)
 		.prompt = prompt,
 		.n_prompt = n,
 		.n_choices = between(&s, 0, 3) == 0 ? between(&s, 2, 5) : 1,
-		.max_tokens = between(&s, 0, 3) == 0 ? between(&s, 1, longest) : between(&s, 1, 16),
+		.max_tokens = between(&s, 0, 2) == 0 ? between(&s, 1, longest) : between(&s, 1, 16),
 		.end_ids = end_ids,
 		.n_end_ids = n_end,
 		.cache_salt = between(&s, 0, 4) == 0,
@@ -107,24 +117,26 @@ static void add(struct world *w, uint64_t s)
 		.sampling = {.presence_penalty = between(&s, 0, 3) == 0 ? 0.5f : 0, .min_tokens = between(&s, 0, 1)},
 	};
 	struct error e;
-	world_add(w, r, &e);
+	totals->refused += world_add(w, r, &e) == 0;
 	scheduler_check(w->scheduler);
 }
 
-static void apply(struct world *w, const struct op *op, uint32_t base_blocks)
+static void apply(struct cluster *c, const struct op *op, uint32_t base_blocks)
 {
+	struct world *w = c->w;
 	uint64_t s = op->r;
+	uint32_t worker = (uint32_t)(s >> 40) % w->options.n_stages;
 	switch (op->kind) {
 	case OP_ADD:
 		add(w, s);
 		break;
 	case OP_STEP:
-		w->now_us += s % 30000;
-		for (uint32_t n = 1 + s % 3; n > 0 && world_step(w); n--)
+		cluster_advance(c, s % 30000);
+		for (uint32_t n = 1 + s % 3; n > 0 && cluster_step(c); n--)
 			;
 		break;
 	case OP_REPORT:
-		for (uint32_t n = 1 + s % 3; n > 0 && world_report(w); n--)
+		for (uint32_t n = 1 + s % 3; n > 0 && cluster_report(c); n--)
 			;
 		break;
 	case OP_CANCEL:
@@ -137,15 +149,44 @@ static void apply(struct world *w, const struct op *op, uint32_t base_blocks)
 			world_stop_choice(w, id, (uint32_t)(s >> 32) % w->orders[id - 1]->request.n_choices);
 		}
 		break;
-	case OP_SUSPEND:
-		scheduler_suspend(w->scheduler);
+	case OP_KILL:
+		c->next_blocks = s % 3 == 0 ? 1 + base_blocks / 2 : base_blocks;
+		cluster_end_process(c, worker);
 		break;
-	case OP_EPOCH:
-		world_new_epoch(w, s % 3 == 0 ? 1 + base_blocks / 2 : base_blocks, s % 2);
+	case OP_HANG:
+		cluster_hang(c, worker);
+		break;
+	case OP_CONTINUE:
+		cluster_continue(c, worker);
+		break;
+	case OP_TIME:
+		cluster_advance(c, s % 4000000);
 		break;
 	case OP_KINDS:
 		break;
 	}
+}
+
+// Whatever state it is in, a pipeline that has no more faults finishes everything.
+static void finish(struct cluster *c)
+{
+	struct world *w = c->w;
+	uint64_t most = 2000;
+	for (uint32_t i = 0; i < w->n_orders; i++)
+		most += (uint64_t)w->orders[i]->request.n_choices * w->orders[i]->choices[0].max_len * 8;
+	for (uint32_t i = 0; i < w->options.n_stages; i++)
+		cluster_continue(c, i);
+	for (uint64_t round = 0; !scheduler_idle(w->scheduler) && !c->failed; round++) {
+		WANT(round < most, "not done after %llu rounds", (unsigned long long)round);
+		while (cluster_step(c))
+			;
+		if (!cluster_report(c)) {
+			WANT(c->broken || !recovery_running(c->recovery) || scheduler_idle(w->scheduler), "nothing to do, not idle");
+			cluster_advance(c, 200000);
+		}
+	}
+	if (!c->failed)
+		world_finish(w, 1);
 }
 
 static void run(const struct history *h)
@@ -155,23 +196,25 @@ static void run(const struct history *h)
 	struct scheduler_options o = choose_options(&s, &wish);
 	uint32_t n_blocks = between(&s, 0, 2) == 0 ? between(&s, 1, 8) : between(&s, 8, 120);
 	struct world w;
+	struct cluster c;
 	world_create(&w, &o, n_blocks);
-	for (uint32_t i = 0; i < h->n_ops; i++)
-		apply(&w, &h->ops[i], n_blocks);
-	// Whatever state it is in, a pipeline that comes back finishes all of it.
-	if (h->seed % 2 == 0)
-		world_new_epoch(&w, w.n_blocks[0], false);
-	else if (w.epoch > 1)
-		world_new_epoch(&w, w.n_blocks[0], true);
-	bool suspended = false;
-	for (uint32_t i = 0; i < h->n_ops; i++)
-		suspended = h->ops[i].kind == OP_SUSPEND || (suspended && h->ops[i].kind != OP_EPOCH);
-	if (suspended)
-		world_new_epoch(&w, w.n_blocks[0], true);
-	uint64_t work = 1000;
-	for (uint32_t i = 0; i < w.n_orders; i++)
-		work += (uint64_t)w.orders[i]->request.n_choices * w.orders[i]->choices[0].max_len * 8;
-	world_finish(&w, work);
+	cluster_create(&c, &w, h->seed);
+	for (uint32_t i = 0; i < h->n_ops && !c.failed; i++)
+		apply(&c, &h->ops[i], n_blocks);
+	finish(&c);
+	// Given up only after a stage was lost time and again without a token in between.
+	WANT(!c.failed || c.faults >= 6, "given up after %u faults: %s", c.faults, c.failure);
+	struct scheduler_stats stats;
+	scheduler_get_stats(w.scheduler, &stats);
+	totals->steps += w.steps;
+	totals->tokens += w.tokens_delivered;
+	totals->requests += w.n_orders;
+	totals->recoveries += c.runs - 1;
+	totals->given_up += c.failed;
+	totals->preemptions += stats.preemptions;
+	totals->prefix_hits += stats.prefix_hits;
+	totals->rows += w.model.rows_run;
+	cluster_destroy(&c);
 	world_destroy(&w);
 }
 
@@ -231,17 +274,17 @@ Test(simulation, every_request_ends_once_with_its_own_tokens_whatever_happens, .
 {
 	uint64_t first = setting("STAGECOACH_SIM_SEED", 1), count = setting("STAGECOACH_SIM_COUNT", 2000);
 	struct history h;
-	uint64_t *at = mmap(NULL, sizeof *at, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	cr_assert(at != MAP_FAILED);
+	totals = mmap(NULL, sizeof *totals, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	cr_assert(totals != MAP_FAILED);
 	fprintf(stderr, "%llu histories from seed %llu\n", (unsigned long long)count, (unsigned long long)first);
 	fflush(NULL);
 	pid_t child = fork();
 	if (child == 0) {
 		if (freopen("/dev/null", "w", stderr) == NULL)
 			_exit(3);
-		for (*at = first; *at < first + count; ++*at) {
+		for (totals->seed = first; totals->seed < first + count; totals->seed++) {
 			alarm(20);
-			generate(&h, *at);
+			generate(&h, totals->seed);
 			run(&h);
 		}
 		_exit(0);
@@ -249,10 +292,19 @@ Test(simulation, every_request_ends_once_with_its_own_tokens_whatever_happens, .
 	int status;
 	waitpid(child, &status, 0);
 	bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+	uint64_t seed = totals->seed;
 	if (!fine) {
-		generate(&h, *at);
+		generate(&h, seed);
 		report(&h);
 	}
-	cr_assert(fine, "seed %llu fails", (unsigned long long)*at);
-	munmap(at, sizeof *at);
+	cr_assert(fine, "seed %llu fails", (unsigned long long)seed);
+	const struct totals *t = totals;
+	fprintf(stderr, "%lu requests (%lu refused), %lu steps, %lu rows, %lu tokens, %lu from cache, %lu preemptions, "
+	        "%lu recoveries, %lu given up\n", t->requests, t->refused, t->steps, t->rows, t->tokens, t->prefix_hits,
+	        t->preemptions, t->recoveries, t->given_up);
+	if (count >= 1000) {
+		cr_assert(t->requests > count && t->tokens > 10 * count && t->prefix_hits > count);
+		cr_assert(t->preemptions > count / 10 && t->recoveries > count / 4 && t->given_up < count / 100);
+	}
+	munmap(totals, sizeof *totals);
 }
