@@ -232,3 +232,8 @@ const struct model_generation *tokenizer_generation(const struct tokenizer *t)
 {
 	return &t->generation;
 }
+
+const char *tokenizer_special_text(const struct tokenizer *t, enum tokenizer_special special)
+{
+	return t->specials[special] ? t->specials[special] : "";
+}

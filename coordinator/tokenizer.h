@@ -49,6 +49,10 @@ bool tokenizer_is_control(const struct tokenizer *, uint32_t id);
 bool tokenizer_find(const struct tokenizer *, const char *text, uint32_t *id);
 const struct model_generation *tokenizer_generation(const struct tokenizer *); // bos, eos as resolved by the vocabulary
 
+// Texts that chat templates get as bos_token, eos_token, unk_token and pad_token; "" where the model names none.
+enum tokenizer_special { TOKENIZER_BOS, TOKENIZER_EOS, TOKENIZER_UNK, TOKENIZER_PAD, TOKENIZER_SPECIAL_COUNT };
+const char *tokenizer_special_text(const struct tokenizer *, enum tokenizer_special);
+
 // Incremental decoding of one answer: bytes of tokens are gathered and given out only up to the last whole UTF-8
 // character, so joined pieces equal the whole. An invalid sequence comes out as U+FFFD as soon as it cannot become valid.
 struct detokenizer {

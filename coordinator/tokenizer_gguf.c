@@ -65,18 +65,28 @@ static enum status read_id(const struct tokenizer *t, const struct gguf *g, cons
 	return status;
 }
 
+static enum status get_optional_bool(const struct gguf *g, const char *key, bool *value, struct error *e)
+{
+	enum status status = gguf_get_bool(g, key, value, e);
+	return status == STATUS_ABSENT ? STATUS_OK : status;
+}
+
 static enum status read_specials(struct tokenizer *t, const struct gguf *g, bool bos_by_default, struct error *e)
 {
-	uint32_t bos, eos;
+	static const char *const keys[TOKENIZER_SPECIAL_COUNT] = {
+		[TOKENIZER_BOS] = "tokenizer.ggml.bos_token_id", [TOKENIZER_EOS] = "tokenizer.ggml.eos_token_id",
+		[TOKENIZER_UNK] = "tokenizer.ggml.unknown_token_id", [TOKENIZER_PAD] = "tokenizer.ggml.padding_token_id",
+	};
+	uint32_t ids[TOKENIZER_SPECIAL_COUNT];
+	for (int i = 0; i < TOKENIZER_SPECIAL_COUNT; i++) {
+		TRY(read_id(t, g, keys[i], &ids[i], e));
+		if (ids[i] != NO_TOKEN)
+			t->specials[i] = t->tokens[ids[i]].text;
+	}
+	uint32_t bos = ids[TOKENIZER_BOS], eos = ids[TOKENIZER_EOS];
 	bool add_bos = bos_by_default, add_eos = false;
-	TRY(read_id(t, g, "tokenizer.ggml.bos_token_id", &bos, e));
-	TRY(read_id(t, g, "tokenizer.ggml.eos_token_id", &eos, e));
-	enum status status = gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &add_bos, e);
-	if (status != STATUS_ABSENT)
-		TRY(status);
-	status = gguf_get_bool(g, "tokenizer.ggml.add_eos_token", &add_eos, e);
-	if (status != STATUS_ABSENT)
-		TRY(status);
+	TRY(get_optional_bool(g, "tokenizer.ggml.add_bos_token", &add_bos, e));
+	TRY(get_optional_bool(g, "tokenizer.ggml.add_eos_token", &add_eos, e));
 	if (add_bos && bos != NO_TOKEN)
 		t->prefix[t->prefix_count++] = bos;
 	if (add_eos && eos != NO_TOKEN)

@@ -71,6 +71,7 @@ struct tokenizer {
 	uint32_t prefix[TOKENIZER_MAX_SPECIALS], suffix[TOKENIZER_MAX_SPECIALS];
 	int prefix_count, suffix_count;
 	struct model_generation generation;
+	const char *specials[TOKENIZER_SPECIAL_COUNT]; // texts, NULL: none
 	char *arena;                   // all strings
 	size_t arena_count, arena_capacity;
 	char **arenas;

@@ -29,20 +29,34 @@ static void add_end(struct model_generation *g, uint32_t id)
 		g->eos[g->n_eos++] = (int32_t)id;
 }
 
-// A token of tokenizer_config.json: a string, or an object with the string as its content.
-static bool configured(const struct tokenizer *t, const json_t *config, const char *key, uint32_t *id)
+// bos_token and its like in tokenizer_config.json: each a string, or an object with the string as its content.
+static void read_config(struct tokenizer *t, const json_t *config)
 {
-	const json_t *v = json_object_get(config, key);
-	if (json_is_object(v))
-		v = json_object_get(v, "content");
-	return json_is_string(v) && tokenizer_find(t, json_string_value(v), id);
+	static const char *const keys[TOKENIZER_SPECIAL_COUNT] = {
+		[TOKENIZER_BOS] = "bos_token", [TOKENIZER_EOS] = "eos_token", [TOKENIZER_UNK] = "unk_token",
+		[TOKENIZER_PAD] = "pad_token",
+	};
+	for (int i = 0; i < TOKENIZER_SPECIAL_COUNT; i++) {
+		const json_t *v = json_object_get(config, keys[i]);
+		uint32_t id;
+		if (json_is_object(v))
+			v = json_object_get(v, "content");
+		if (!json_is_string(v))
+			continue;
+		t->specials[i] = tokenizer_keep(t, json_string_value(v), json_string_length(v));
+		if (!tokenizer_find(t, t->specials[i], &id))
+			continue;
+		if (i == TOKENIZER_BOS)
+			t->generation.bos = (int32_t)id;
+		if (i == TOKENIZER_EOS)
+			add_end(&t->generation, id);
+	}
 }
 
 static enum status create_from_folder(struct tokenizer **out, const struct model *m, struct error *e)
 {
 	char *data = NULL;
 	size_t len = 0;
-	uint32_t id;
 	TRY(model_read_file(m, "tokenizer.json", &data, &len, e));
 	enum status status = tokenizer_from_json(out, data, len, e);
 	free(data);
@@ -53,11 +67,9 @@ static enum status create_from_folder(struct tokenizer **out, const struct model
 	data = NULL;
 	status = model_read_file(m, "tokenizer_config.json", &data, &len, NULL);
 	if (status == STATUS_OK) {
-		json_t *config = json_loadb(data, len, JSON_ALLOW_NUL, NULL);
-		if (configured(*out, config, "bos_token", &id))
-			(*out)->generation.bos = (int32_t)id;
-		if (configured(*out, config, "eos_token", &id))
-			add_end(&(*out)->generation, id);
+		// model_max_length is often 1e30 written out, which is no integer for jansson.
+		json_t *config = json_loadb(data, len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
+		read_config(*out, config);
 		json_decref(config);
 	}
 	free(data);

@@ -255,6 +255,8 @@ Test(tokenizer_cases, finds_tokens_and_hides_control_tokens)
 	cr_expect_not(tokenizer_find(t, "no such token", &id));
 	tokenizer_token_bytes(t, tokenizer_vocab_size(t), false, &len);
 	cr_expect_eq(len, 0);
+	cr_expect_str_eq(tokenizer_special_text(t, TOKENIZER_BOS), "<|im_start|>");
+	cr_expect_str_eq(tokenizer_special_text(t, TOKENIZER_UNK), "<|endoftext|>");
 	cr_expect_eq(tokenizer_generation(t)->bos, 1);
 	cr_expect_eq(tokenizer_generation(t)->n_eos, 1);
 	cr_expect_eq(tokenizer_generation(t)->eos[0], 2);
@@ -280,6 +282,8 @@ Test(tokenizer_cases, is_the_same_from_both_forms_of_a_model)
 	encode(g, text, strlen(text), true, true, &x);
 	encode(f, text, strlen(text), true, true, &y);
 	cr_expect_eq(tokenizer_vocab_size(g), tokenizer_vocab_size(f));
+	for (int i = TOKENIZER_BOS; i <= TOKENIZER_EOS; i++)
+		cr_expect_str_eq(tokenizer_special_text(g, i), tokenizer_special_text(f, i));
 	cr_expect(x.count > 10 && x.count == y.count && !memcmp(x.ids, y.ids, x.count * sizeof *x.ids));
 	for (int i = 0; i < tokenizer_generation(g)->n_eos; i++) {
 		bool found = false;
