@@ -231,7 +231,7 @@ static void tick_alive(struct recovery *r, uint32_t i, uint64_t now_us)
 	if (now_us - w->sign_us > r->o.silent_limit_us)
 		snprintf(text, sizeof text, "%s gave no sign of life for %.1f s %s", label,
 		         (double)(now_us - w->sign_us) * 1e-6, doing(w));
-	else if (r->disconnect_us && w->sign_us < r->disconnect_us && now_us - r->disconnect_us > r->o.lost_limit_us)
+	else if (r->disconnect_us && w->sign_us <= r->disconnect_us && now_us - r->disconnect_us > r->o.lost_limit_us)
 		snprintf(text, sizeof text, "%s closed its connection %s", label, doing(w));
 	else if (w->state == LOADING && now_us - w->since_us > r->o.load_limit_us)
 		snprintf(text, sizeof text, "%s made no progress in loading for %.0f s", label,
