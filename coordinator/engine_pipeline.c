@@ -48,7 +48,7 @@ static bool encode(struct engine *e, const struct message *m)
 	struct error error;
 	if (message_encode(m, &e->buffer, &e->buffer_len, &e->buffer_capacity, &error) == STATUS_OK)
 		return true;
-	log_error("a %s cannot be sent: %s", message_type_name(m->type), error.text);
+	log_error("the message %s cannot be sent: %s", message_type_name(m->type), error.text);
 	return false;
 }
 

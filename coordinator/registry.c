@@ -55,7 +55,9 @@ enum status registry_hello(struct registry *r, const struct hub_peer *peer, cons
 	struct registry_worker *w = &r->workers[*index];
 	double busy_s = w->busy_before_s + (double)w->heartbeat.busy_us * 1e-6;
 	double wait_s = w->wait_before_s + (double)w->heartbeat.wait_us * 1e-6;
+	struct message_assign assign = w->assign; // a successor gets the same stage
 	memset(w, 0, sizeof *w);
+	w->assign = assign;
 	w->connected = true;
 	w->local = local;
 	w->peer = *peer;
