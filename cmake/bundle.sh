@@ -8,7 +8,7 @@ name=stagecoach-$version-$(uname -m)
 out=$build/bundle/$name
 rm -rf "$build/bundle"
 mkdir -p "$out/bin" "$out/lib" "$out/deploy" "$out/python" "$out/tests/bin" "$out/share"
-cp "$build"/bin/stagecoach-coordinator "$build"/bin/stagecoach-worker "$out/bin/"
+cp "$build"/bin/stagecoach-coordinator "$build"/bin/stagecoach-worker "$build"/bin/chat_template_helper.py "$out/bin/"
 find "$source/deploy" -maxdepth 1 -type f ! -name quickstart ! -name setup.sh -exec cp {} "$out/deploy/" \;
 cp "$source/LICENSE" "$source/README.md" "$out/share/"
 for t in "$build"/bin/*_test_*; do

@@ -7,12 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/log.h"
 #include "common/options.h"
 #include "coordinator/bench.h"
 #include "coordinator/bench_url.h"
+#include "coordinator/chat_template.h"
 #include "coordinator/engine.h"
+#include "coordinator/http.h"
 #include "coordinator/plan_print.h"
 #include "coordinator/tokenizer.h"
 
@@ -22,7 +25,9 @@ struct program {
 	struct options o;
 	struct model *model;
 	struct tokenizer *tokenizer;
+	struct chat_template *chat_template;
 	struct engine *engine;
+	struct http_server *http;
 	struct engine_info info; // scratch: too large for the stack
 };
 
@@ -53,6 +58,116 @@ static enum status wait_started(struct program *p, bool *stopped, struct error *
 			return STATUS_OK;
 		}
 	}
+}
+
+// Of the file that --chat-template names; a limit, because it is read into memory.
+static enum status read_template(const char *path, char **text, struct error *e)
+{
+	enum { MOST = 4 << 20 };
+	FILE *f = fopen(path, "rb");
+	if (!f)
+		return error_set(e, STATUS_REFUSED, "--chat-template %s: %s", path, strerror(errno));
+	*text = xmalloc(MOST + 1);
+	size_t n = fread(*text, 1, MOST + 1, f);
+	bool bad = ferror(f) || n > MOST || memchr(*text, 0, n);
+	fclose(f);
+	if (bad)
+		return error_set(e, STATUS_REFUSED, "--chat-template %s: not a text of at most %d bytes", path, MOST);
+	(*text)[n] = 0;
+	return STATUS_OK;
+}
+
+// The helper lies beside the program.
+static enum status start_chat_template(struct program *p, struct error *e)
+{
+	char *text = NULL, helper[4200];
+	const char *source = model_chat_template(p->model);
+	enum status status = STATUS_OK;
+	ssize_t n = readlink("/proc/self/exe", helper, sizeof helper - 64);
+	char *slash = n > 0 ? (helper[n] = 0, strrchr(helper, '/')) : NULL;
+	if (p->o.chat_template[0]) {
+		TRY_GOTO(read_template(p->o.chat_template, &text, e), out);
+		source = text;
+	}
+	if (!source) {
+		log_info("the model has no chat template: chat completions will be refused");
+		goto out;
+	}
+	strcpy(slash ? slash + 1 : helper, "chat_template_helper.py");
+	struct chat_template_options o = {
+		.source = source, .tokenizer = p->tokenizer, .python = p->o.python, .helper_path = helper,
+		.bos_token = tokenizer_special_text(p->tokenizer, TOKENIZER_BOS),
+		.eos_token = tokenizer_special_text(p->tokenizer, TOKENIZER_EOS),
+		.unk_token = tokenizer_special_text(p->tokenizer, TOKENIZER_UNK),
+		.pad_token = tokenizer_special_text(p->tokenizer, TOKENIZER_PAD),
+	};
+	status = chat_template_create(&p->chat_template, &o, e);
+out:
+	free(text);
+	return status;
+}
+
+static enum status start_http(struct program *p, struct error *e)
+{
+	const struct options *o = &p->o;
+	struct http_options h = {
+		.engine = p->engine, .tokenizer = p->tokenizer, .chat_template = p->chat_template,
+		.generation = model_generation(p->model),
+		.served_model_name = o->served_model_name[0] ? o->served_model_name : model_display_name(p->model),
+		.host = o->host, .port = o->port, .api_key_file = o->api_key_file, .no_auth = o->no_auth, .cors_origin = o->cors_origin,
+		.tls_cert = o->tls_cert, .tls_key = o->tls_key, .slow_client_timeout_s = o->slow_client_timeout_s,
+		.max_queue = o->max_queue,
+	};
+	return http_server_start(&p->http, &h, e);
+}
+
+static void *end_on_second_signal(void *unused)
+{
+	int number;
+	(void)unused;
+	sigwait(&end_signals, &number);
+	log_warn("ending at once");
+	_Exit(STATUS_OK);
+}
+
+// The first signal: refuse new requests, finish the running ones. A second one ends the process at once.
+static void drain(struct program *p)
+{
+	pthread_t thread;
+	log_info("shutting down: running requests are finished; another signal ends at once");
+	if (!pthread_create(&thread, NULL, end_on_second_signal, NULL))
+		pthread_detach(thread);
+	engine_drain(p->engine);
+	const struct timespec pause = {0, POLL_MS * 1000000L / 5};
+	for (enum engine_state s = state(p); s != ENGINE_ENDED && s != ENGINE_FAILED; s = state(p))
+		nanosleep(&pause, NULL);
+	http_server_stop(&p->http, true);
+}
+
+static enum status serve(struct program *p, struct error *e)
+{
+	bool stopped = false;
+	TRY(start_chat_template(p, e));
+	TRY(start_http(p, e));
+	TRY(engine_start(p->engine, e));
+	TRY(wait_started(p, &stopped, e));
+	if (!stopped) {
+		if (p->chat_template)
+			TRY(chat_template_wait(p->chat_template, e));
+		engine_get_info(p->engine, &p->info);
+		printf("ready %s model=%s stages=%u blocks=%llu\n", http_server_address(p->http),
+		       p->o.served_model_name[0] ? p->o.served_model_name : model_display_name(p->model), p->info.n_stages,
+		       (unsigned long long)p->info.n_blocks);
+		fflush(stdout);
+		while (!end_wanted(POLL_MS))
+			if (state(p) == ENGINE_FAILED) {
+				// Streams get their error event before the sockets close.
+				http_server_stop(&p->http, true);
+				return error_set(e, STATUS_FATAL, "%s", p->info.failure);
+			}
+	}
+	drain(p);
+	return state(p) == ENGINE_FAILED ? error_set(e, STATUS_FATAL, "%s", p->info.failure) : STATUS_OK;
 }
 
 static enum status plan(struct program *p, struct error *e)
@@ -118,8 +233,6 @@ static enum status run(struct program *p, struct error *e)
 		return bench_url_run(o, e);
 	if (!is_bench && !is_serve && !is_plan)
 		return error_set(e, STATUS_USAGE, "the coordinator runs serve, plan and bench; `%s` is the launcher's", o->verb);
-	if (is_serve)
-		return error_set(e, STATUS_USAGE, "`serve` waits for chat templates, which are not built yet");
 	TRY(model_open(&p->model, o->model, &(struct model_open_options){.load_dummy = o->load_dummy}, e));
 	if (is_serve)
 		TRY(tokenizer_create(&p->tokenizer, p->model, e));
@@ -128,7 +241,7 @@ static enum status run(struct program *p, struct error *e)
 		return STATUS_OK;
 	}
 	TRY(engine_create(&p->engine, o, p->model, e));
-	return is_plan ? plan(p, e) : bench(p, e);
+	return is_serve ? serve(p, e) : is_plan ? plan(p, e) : bench(p, e);
 }
 
 int main(int argc, char **argv)
@@ -160,7 +273,9 @@ int main(int argc, char **argv)
 	status = run(&p, &e);
 	if (status != STATUS_OK && !(p.engine && state(&p) == ENGINE_FAILED))
 		log_error("%s", e.text); // a failed engine has said it already
+	http_server_stop(&p.http, false);
 	engine_destroy(&p.engine);
+	chat_template_destroy(&p.chat_template);
 	tokenizer_destroy(&p.tokenizer);
 	model_close(&p.model);
 	return status == STATUS_OK || (status >= STATUS_USAGE && status <= STATUS_FATAL) ? (int)status : STATUS_FATAL;
