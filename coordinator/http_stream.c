@@ -40,6 +40,16 @@ void http_on_events(void *user, const struct scheduler_event *events, uint32_t c
 
 // ---- libmicrohttpd's side of a stream
 
+// Ends the connection without the last chunk: libmicrohttpd finds that it cannot send that one, and cleans up at once.
+// MHD_CONTENT_READER_END_WITH_ERROR would leave the socket open until the next event of another connection (0.9.75).
+static void close_instead(struct http_request *r)
+{
+	int fd = MHD_get_connection_info(r->connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+	if (r->end == STREAM_BROKEN) // what lies in the kernel is thrown away too
+		setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, sizeof(struct linger));
+	shutdown(fd, SHUT_WR);
+}
+
 ssize_t http_stream_read(void *user, uint64_t pos, char *buf, size_t max)
 {
 	struct http_request *r = user;
@@ -56,7 +66,8 @@ ssize_t http_stream_read(void *user, uint64_t pos, char *buf, size_t max)
 	} else if (r->end == STREAM_ENDED) {
 		result = MHD_CONTENT_READER_END_OF_STREAM;
 	} else if (r->end != STREAM_RUNNING) {
-		result = MHD_CONTENT_READER_END_WITH_ERROR;
+		close_instead(r);
+		result = MHD_CONTENT_READER_END_OF_STREAM;
 	} else {
 		r->suspended = true;
 		MHD_suspend_connection(r->connection);
@@ -167,9 +178,7 @@ static void drop_slow(struct http_request *r)
 {
 	log_info("request %s: dropped, its client took nothing for %lld s or left more than %d bytes", r->request_id,
 	         (long long)(r->server->slow_ms / 1000), HTTP_PENDING_MAX);
-	// What lies in the kernel is thrown away too.
-	setsockopt(r->fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, sizeof(struct linger));
-	if (r->server->tls)
+	if (r->server->tls) // libmicrohttpd may be waiting until it can send
 		shutdown(r->fd, SHUT_RDWR);
 	conclude(r, OUTCOME_FAILED_SLOW_CLIENT, STREAM_BROKEN);
 }
