@@ -99,7 +99,7 @@ struct scheduler {
 
 	// Lanes 0 to micro_batches - 1 are the micro-batches of decoding sequences. The rest, up to n_stages, carry prompt
 	// chunks alone, so that chunks of one prompt run in several stages at once.
-	uint32_t micro_batches, next_lane;
+	uint32_t micro_batches, lanes_in_use, next_lane;
 	uint32_t lane_in_flight[MAX_STAGES], lane_seqs[MAX_STAGES];
 	bool lane_prefill_turn[MAX_STAGES];
 	uint64_t lane_cursor[MAX_STAGES];

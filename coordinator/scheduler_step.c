@@ -9,6 +9,7 @@
 enum {
 	LEAST_CHUNK = 128,
 	CHUNK_MULTIPLE = 32,
+	LOOK_AHEAD = 16,        // waiting sequences whose prompts count as work to do
 	STEP_HISTORY = 1 << 20, // tokens of histories after which a step admits nobody; a message holds four times that
 };
 
@@ -89,9 +90,9 @@ static bool may_decode(const struct scheduler *s, const struct sequence *q)
 	if (q->n_refs == 0)
 		return true;
 	// Stages run in order, so a row whose token is still being computed holds up what is behind it: it has to be at
-	// least a round of the other lanes away.
+	// least a round of the lanes in use away.
 	return !q->request->not_ahead && q->n_refs < AHEAD &&
-	       s->next_step - q->refs[q->n_refs - 1].step >= s->micro_batches;
+	       s->next_step - q->refs[q->n_refs - 1].step >= s->lanes_in_use;
 }
 
 // A block for the next row. Takes from the newest if need be; false: this sequence gets no row now.
@@ -175,14 +176,16 @@ static void add_chunk(struct scheduler *s, struct flight *f, struct sequence *q,
 }
 
 struct load {
-	uint64_t prefill_tokens; // of running sequences and of the one that would be admitted next
+	uint64_t prefill_tokens; // of running sequences, and of the first of the queue if any may be admitted
 	uint32_t n_decoding;
 };
 
 static struct load measure(struct scheduler *s)
 {
-	const struct sequence *next = scheduler_next_waiting(s);
-	struct load l = {.prefill_tokens = next != NULL ? next->n_tokens : 0};
+	struct load l = {0};
+	const struct sequence *q = scheduler_next_waiting(s);
+	for (uint32_t seen = 0; q != NULL && seen < s->n_free_slots && seen < LOOK_AHEAD; q = q->next, seen++)
+		l.prefill_tokens += q->n_tokens;
 	for (uint32_t i = 0; i < s->n_running; i++) {
 		if (s->running[i]->decoding)
 			l.n_decoding++;
@@ -195,12 +198,7 @@ static struct load measure(struct scheduler *s)
 // Rows of one step that may be prompt: all, or an even share of what there is where stages would wait otherwise.
 static uint32_t chunk_limit(const struct scheduler *s, const struct load *l)
 {
-	uint64_t tokens = l->prefill_tokens;
-	uint32_t seen = 1;
-	const struct sequence *q = s->queue_head != NULL ? s->queue_head->next : NULL;
-	for (; q != NULL && seen < s->n_free_slots && seen < 16; q = q->next, seen++)
-		tokens += q->n_tokens;
-	uint64_t even = (tokens + s->o.n_stages - 1) / s->o.n_stages;
+	uint64_t even = (l->prefill_tokens + s->o.n_stages - 1) / s->o.n_stages;
 	even = (even + CHUNK_MULTIPLE - 1) / CHUNK_MULTIPLE * CHUNK_MULTIPLE;
 	if (even < LEAST_CHUNK)
 		even = LEAST_CHUNK;
@@ -273,16 +271,16 @@ bool scheduler_next_step(struct scheduler *s, uint64_t now_us, struct message *o
 		return false;
 	scheduler_choose_lanes(s, now_us);
 	struct load l = measure(s);
+	// A step of prompt rows alone reads all weights once more: for half a chunk or more, or if nothing else would be
+	// computed.
+	bool prompts_alone = l.prefill_tokens > 0 && (l.n_decoding == 0 || l.prefill_tokens * 2 >= s->o.max_prefill_tokens);
+	s->lanes_in_use = prompts_alone ? s->o.n_stages : s->micro_batches;
 	for (uint32_t k = 0; k < s->o.n_stages; k++) {
 		uint32_t lane = (s->next_lane + k) % s->o.n_stages;
 		if (s->lane_in_flight[lane] >= AHEAD)
 			continue;
-		if (lane >= s->micro_batches) {
-			// A step of prompt rows alone reads all weights once more: for half a chunk or more, or if nothing
-			// else would be computed.
-			if (l.prefill_tokens == 0 || (l.n_decoding > 0 && l.prefill_tokens * 2 < s->o.max_prefill_tokens))
-				continue;
-		}
+		if (lane >= s->lanes_in_use)
+			continue;
 		if (build(s, lane, &l, out)) {
 			s->next_lane = (lane + 1) % s->o.n_stages;
 			return true;

@@ -222,7 +222,8 @@ static inline bool cluster_report(struct cluster *c)
 
 static inline void cluster_hang(struct cluster *c, uint32_t worker)
 {
-	if (!c->processes[worker].alive || c->processes[worker].hangs)
+	// Before its hello a silent process is given up after a limit; that is the answer, not a history to finish.
+	if (!c->processes[worker].alive || c->processes[worker].hangs || !recovery_alive(c->recovery, worker))
 		return;
 	c->processes[worker].hangs = true;
 	cluster_fault(c);
