@@ -7,6 +7,8 @@
 
 static void append(char **buf, size_t *len, size_t *capacity, const void *bytes, size_t n)
 {
+	if (n == 0)
+		return;
 	if (*len + n > *capacity) {
 		*capacity = (*len + n) * 2 + 64;
 		*buf = xrealloc(*buf, *capacity);

@@ -14,7 +14,7 @@
 #include "coordinator/tokenizer_normalize.h"
 
 #define NO_TOKEN UINT32_MAX
-enum { TOKENIZER_MAX_NORMALIZERS = 4, TOKENIZER_MAX_SPECIALS = 16, TOKENIZER_MAX_VOCABULARY = 1 << 22 };
+enum { TOKENIZER_MAX_NORMALIZERS = 4, TOKENIZER_MAX_SPECIALS = 16, TOKENIZER_MAX_VOCABULARY = 1 << 20 };
 
 struct token {
 	const char *text;   // as the vocabulary spells it; NULL where there is no such id

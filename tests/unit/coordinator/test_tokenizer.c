@@ -131,7 +131,7 @@ static bool same_ids(struct cursor *c, const struct token_list *got, const char 
 	uint32_t *want = malloc((n + 1) * sizeof *want);
 	for (size_t i = 0; i < n; i++)
 		want[i] = (uint32_t)varint(c);
-	bool same = n == got->count && !memcmp(want, got->ids, n * sizeof *want);
+	bool same = n == got->count && (n == 0 || !memcmp(want, got->ids, n * sizeof *want));
 	if (!same) {
 		print_ids(what, want, n);
 		print_ids("  got", got->ids, got->count);
@@ -201,7 +201,7 @@ Test(tokenizer, gives_the_ids_and_texts_of_the_reference_for_every_text, .timeou
 				token_list_push(ids, (uint32_t)varint(&c));
 			struct bytes want = blob(&c);
 			decode(&decoded[0], t, ids->ids, ids->count, false);
-			if (decoded[0].len != want.len || memcmp(decoded[0].at, want.at, want.len)) {
+			if (decoded[0].len != want.len || (want.len && memcmp(decoded[0].at, want.at, want.len))) {
 				printf("%.*s: decoded '%.*s' instead of '%.*s'\n", (int)name.len, (char *)name.at, (int)decoded[0].len,
 				       decoded[0].at, (int)want.len, (char *)want.at);
 				wrong++;
