@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "common/log.h"
+#include "coordinator/chat_rendering.h"
 #include "coordinator/tokenizer_internal.h"
 
 enum { START_LIMIT_MS = 30000, DEFAULT_TIME_LIMIT_MS = 5000 };
@@ -386,38 +387,6 @@ static void give_back(struct chat_template *c, bool lost)
 	pthread_mutex_unlock(&c->lock);
 }
 
-// Reads a rendering: count, ranges, text. Everything is checked, since a template might have got hold of the helper.
-static enum status read_rendering(struct frame *a, struct chat_rendering *out)
-{
-	if (a->len < 5)
-		return STATUS_INVALID;
-	size_t count = get_u32(a->bytes + 1);
-	if (count > (a->len - 5) / 8)
-		return STATUS_INVALID;
-	const uint8_t *ranges = a->bytes + 5;
-	const char *text = (const char *)ranges + 8 * count;
-	size_t len = a->len - 5 - 8 * count, at = 0;
-	out->segments = xmalloc((2 * count + 1) * sizeof *out->segments);
-	out->count = 0;
-	for (size_t i = 0; i < count; i++) {
-		size_t from = get_u32(ranges + 8 * i), to = get_u32(ranges + 8 * i + 4);
-		if (from < at || to <= from || to > len) {
-			free(out->segments);
-			out->segments = NULL;
-			return STATUS_INVALID;
-		}
-		if (from > at)
-			out->segments[out->count++] = (struct text_segment){text + at, from - at, false};
-		out->segments[out->count++] = (struct text_segment){text + from, to - from, true};
-		at = to;
-	}
-	if (at < len)
-		out->segments[out->count++] = (struct text_segment){text + at, len - at, false};
-	out->storage = (char *)a->bytes;
-	a->bytes = NULL;
-	return STATUS_OK;
-}
-
 enum status chat_template_render(struct chat_template *c, const char *messages_json, const char *extra_json,
                                  struct chat_rendering *out, struct error *e)
 {
@@ -440,7 +409,7 @@ enum status chat_template_render(struct chat_template *c, const char *messages_j
 		status = exchange(c->fd, &question, &answer, now_ms() + c->time_limit_ms);
 		kind = status == STATUS_OK ? answer.bytes[0] : -1;
 		if (kind == ANSWER_RENDERED)
-			status = read_rendering(&answer, out);
+			status = chat_rendering_parse(answer.bytes, answer.len, out);
 		give_back(c, status != STATUS_OK || (kind != ANSWER_RENDERED && kind != ANSWER_RAISED));
 	}
 	if (status == STATUS_TIMEOUT)
@@ -454,14 +423,8 @@ enum status chat_template_render(struct chat_template *c, const char *messages_j
 	else if (kind != ANSWER_RENDERED)
 		status = error_set(e, STATUS_INVALID, "chat template: %.*s", (int)(answer.len - 1 < 400 ? answer.len - 1 : 400),
 		                   (char *)answer.bytes + 1);
-	free(answer.bytes);
+	if (status != STATUS_OK)
+		free(answer.bytes); // else the rendering has them
 	free(question.bytes);
 	return status;
-}
-
-void chat_rendering_free(struct chat_rendering *r)
-{
-	free(r->segments);
-	free(r->storage);
-	*r = (struct chat_rendering){0};
 }
