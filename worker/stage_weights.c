@@ -1,5 +1,6 @@
 // See stage_weights.h. A list of {role, place, shape} is walked twice: to tell the kernel which pages will be read, and
 // to load. Pages of the file that a repacked matrix no longer needs are given back as soon as it is done.
+#include "common/half.h"
 #include "worker/stage_weights.h"
 
 #include <math.h>
@@ -113,7 +114,7 @@ static void *dummy_data(const struct tensor *t, bool is_norm)
 		if (t->dtype == DTYPE_F32) {
 			memcpy(data + i * 4, &value, 4);
 		} else if (t->dtype == DTYPE_F16) {
-			_Float16 h = (_Float16)value;
+			uint16_t h = half_from_float(value);
 			memcpy(data + i * 2, &h, 2);
 		} else {
 			uint32_t bits;
@@ -139,9 +140,7 @@ static enum status copy_vector(float **out, const struct tensor *t, const void *
 		uint16_t half;
 		memcpy(&half, (const char *)data + i * 2, 2);
 		if (t->dtype == DTYPE_F16) {
-			_Float16 h;
-			memcpy(&h, &half, 2);
-			to[i] = (float)h;
+			to[i] = half_to_float(half);
 		} else {
 			uint32_t bits = (uint32_t)half << 16;
 			memcpy(&to[i], &bits, 4);

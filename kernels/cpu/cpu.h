@@ -2,6 +2,7 @@
 #ifndef STAGECOACH_KERNELS_CPU_H
 #define STAGECOACH_KERNELS_CPU_H
 
+#include "common/half.h"
 #include "kernels/ops.h"
 
 struct cpu_pool; // threads.c
@@ -33,9 +34,7 @@ enum ops_isa cpu_best_isa(void);
 
 static inline float cpu_half_to_float(uint16_t h)
 {
-	_Float16 f;
-	__builtin_memcpy(&f, &h, 2);
-	return (float)f;
+	return half_to_float(h);
 }
 static inline float cpu_bfloat_to_float(uint16_t h)
 {

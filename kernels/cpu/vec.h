@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "common/half.h"
 #include "kernels/cpu/cpu.h"
 
 #define VEC_PASTE_(a, b) a##b
@@ -207,7 +208,7 @@ VEC_INLINE void v_store_half(uint16_t *p, vf v)
 	_mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
 	for (int i = 0; i < VL; i++) {
-		_Float16 h = (_Float16)v[i];
+		uint16_t h = half_from_float(v[i]);
 		memcpy(p + i, &h, sizeof(h));
 	}
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/half.h"
 #include "kernels/cpu/cpu.h"
 
 enum { HEADS = 9, KV_HEADS = 3, DIM = 64, LAYERS = 30, BLOCK = 16, HIDDEN = 576, VOCAB = 49152, MAX_LEN = 8192 };
@@ -95,7 +96,7 @@ int main(int argc, char **argv)
 	size_t cache = (size_t)KV_HEADS * MAX_LEN * DIM;
 	uint16_t *k = malloc(cache * 2), *v = malloc(cache * 2);
 	for (size_t i = 0; i < cache; i++) {
-		_Float16 x = (_Float16)((float)(i % 97) / 97 - 0.5f);
+		uint16_t x = half_from_float((float)(i % 97) / 97 - 0.5f);
 		memcpy(k + i, &x, 2);
 		memcpy(v + cache - 1 - i, &x, 2);
 	}

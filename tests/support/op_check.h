@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/half.h"
 #include "kernels/cpu/cpu.h"
 
 static const char *const op_isa_name[] = {"auto", "portable", "avx2", "avx512", "avx512-bf16"};
@@ -93,10 +94,7 @@ static inline float *op_poisoned(size_t n)
 // Round to nearest even, bit by bit, as a reference for the conversions under test.
 static inline uint16_t op_half(float x)
 {
-	_Float16 h = (_Float16)x;
-	uint16_t u;
-	memcpy(&u, &h, sizeof(u));
-	return u;
+	return half_from_float(x);
 }
 
 static inline uint16_t op_bfloat(float x)

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/half.h"
 #include "common/dtype.h"
 #include "common/status.h"
 
@@ -22,7 +23,7 @@ static inline float random_float(uint64_t *s) // -1 to 1
 }
 static inline void put_half(uint8_t *p, float f)
 {
-	_Float16 h = (_Float16)f;
+	uint16_t h = half_from_float(f);
 	memcpy(p, &h, 2);
 }
 
