@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/status.h"
+#include "coordinator/planted.h"
 
 struct block {
 	uint32_t holders;
@@ -125,7 +126,7 @@ uint32_t block_pool_take(struct block_pool *p)
 	if (b == BLOCK_NONE)
 		return BLOCK_NONE;
 	list_remove(p, b);
-	if (p->blocks[b].content != 0)
+	if (p->blocks[b].content != 0 && !PLANTED(STAYS_PUBLISHED))
 		unpublish(p, b);
 	p->blocks[b].holders = 1;
 	return b;

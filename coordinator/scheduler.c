@@ -260,7 +260,9 @@ void scheduler_begin_epoch(struct scheduler *s, uint32_t epoch, const uint32_t n
 	s->epoch = epoch;
 	s->suspended = false;
 	s->next_step = 1;
-	s->flight_first = s->n_flights = s->n_ends = 0;
+	s->flight_first = s->n_flights = 0;
+	if (!PLANTED(ENDS_KEPT_OVER_EPOCH))
+		s->n_ends = 0;
 	s->next_lane = 0;
 	memset(s->lane_in_flight, 0, sizeof s->lane_in_flight);
 	memset(s->lane_seqs, 0, sizeof s->lane_seqs);
@@ -286,6 +288,8 @@ void scheduler_begin_epoch(struct scheduler *s, uint32_t epoch, const uint32_t n
 			q->n_blocks = q->n_sent = q->n_published = q->n_computed = q->lost = 0;
 			if (q->state == SEQ_FINISHED)
 				continue;
+			if (PLANTED(REPLAY_FORGETS))
+				q->n_tokens = r->n_prompt;
 			scheduler_queue_insert(s, q);
 			if (!fits(s, q->n_tokens))
 				scheduler_finish(s, q, FINISH_FAILED, NULL);

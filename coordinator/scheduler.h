@@ -80,7 +80,8 @@ void scheduler_begin_epoch(struct scheduler *, uint32_t epoch, const uint32_t n_
 // The pipeline is down: no step is given until the next begin_epoch; add and cancel still work.
 void scheduler_suspend(struct scheduler *);
 
-// STATUS_BUSY: queue full. STATUS_INVALID: larger than the whole pool or max_context (both numbers).
+// STATUS_BUSY: queue full. STATUS_INVALID: larger than the whole pool or max_context (both numbers). A sequence that alone
+// fills the whole pool ends with FINISH_LENGTH.
 enum status scheduler_add(struct scheduler *, const struct scheduler_request *, uint64_t now_us, struct error *);
 // Client gone: all choices end with FINISH_CANCELLED; their blocks are free at once, since whatever is in flight runs
 // before any later owner's steps. Unknown id: no-op.

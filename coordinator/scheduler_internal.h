@@ -10,6 +10,7 @@
 #define STAGECOACH_COORDINATOR_SCHEDULER_INTERNAL_H
 
 #include "coordinator/block_pool.h"
+#include "coordinator/planted.h"
 #include "coordinator/scheduler.h"
 
 enum { AHEAD = 2 }; // steps in flight of one lane, and samples in flight of one sequence

@@ -16,7 +16,8 @@ static void deliver(struct scheduler *s, struct sequence *q, const struct sample
 {
 	ASSERT(q->n_refs > 0 && q->n_tokens < q->max_len);
 	q->tokens[q->n_tokens++] = t->id;
-	q->refs[0] = q->refs[1];
+	if (!PLANTED(REFERENCE_NOT_MOVED))
+		q->refs[0] = q->refs[1];
 	q->n_refs--;
 	s->generation_tokens++;
 	struct scheduler_event *e = scheduler_push_event(s, q);
@@ -64,7 +65,7 @@ enum status scheduler_apply_result(struct scheduler *s, const struct message *m,
 {
 	(void)now_us;
 	ASSERT(m->type == MESSAGE_STEP_RESULT);
-	if (m->epoch != s->epoch)
+	if (m->epoch != s->epoch && !PLANTED(STALE_RESULT_TAKEN))
 		return STATUS_OK;
 	TRY(check(s, m, e));
 	struct flight *f = &s->flights[s->flight_first];
@@ -76,7 +77,9 @@ enum status scheduler_apply_result(struct scheduler *s, const struct message *m,
 		const struct sampled_token *t = f->rows[i].sample ? &m->result.tokens[n++] : NULL;
 		q->in_flight--;
 		q->request->in_flight--;
-		if (t != NULL && q->state != SEQ_FINISHED)
+		bool wanted = q->state == SEQ_RUNNING || (q->state == SEQ_DRAINING && !PLANTED(DRAINED_TOKENS_LOST)) ||
+		              PLANTED(TOKEN_AFTER_END);
+		if (t != NULL && wanted)
 			deliver(s, q, t);
 		if (q->state == SEQ_DRAINING && q->in_flight == 0)
 			scheduler_drained(s, q);

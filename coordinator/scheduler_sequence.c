@@ -57,17 +57,17 @@ static struct block_key key_of(const struct scheduler *s, const struct sequence 
 {
 	const uint32_t *tokens = q->tokens != NULL ? q->tokens : q->request->prompt;
 	return (struct block_key){
-		.parent = block == 0 ? 0 : parent,
-		.salt = q->request->cache_salt,
+		.parent = block == 0 || PLANTED(PARENT_IGNORED) ? 0 : parent,
+		.salt = PLANTED(SALT_IGNORED) ? 0 : q->request->cache_salt,
 		// Without the prefix cache only the choices of one request find each other's blocks.
-		.scope = s->o.prefix_cache ? 0 : q->request->serial + 1,
+		.scope = s->o.prefix_cache || PLANTED(SCOPE_IGNORED) ? 0 : q->request->serial + 1,
 		.tokens = tokens + (size_t)block * s->o.block_size,
 	};
 }
 
 void scheduler_publish(struct scheduler *s, struct sequence *q)
 {
-	uint32_t valid = q->n_tokens < q->n_computed ? q->n_tokens : q->n_computed;
+	uint32_t valid = q->n_tokens < q->n_computed || PLANTED(PUBLISHED_UNCOMPUTED) ? q->n_tokens : q->n_computed;
 	for (; (uint64_t)(q->n_published + 1) * s->o.block_size <= valid; q->n_published++) {
 		for (uint32_t g = 0; g < s->o.n_groups; g++) {
 			struct block_key key = key_of(s, q, g, q->n_published, q->content[g]);
@@ -79,7 +79,7 @@ void scheduler_publish(struct scheduler *s, struct sequence *q)
 // Leading blocks of the sequence that every group has; at least its last known token stays to be computed.
 static uint32_t find_prefix(struct scheduler *s, const struct sequence *q)
 {
-	uint32_t hits = (q->n_tokens - 1) / s->o.block_size;
+	uint32_t hits = (q->n_tokens - !PLANTED(WHOLE_PROMPT_CACHED)) / s->o.block_size;
 	for (uint32_t g = 0; g < s->o.n_groups; g++) {
 		uint64_t parent = 0;
 		for (uint32_t i = 0; i < hits; i++) {
@@ -163,7 +163,7 @@ enum status scheduler_admit(struct scheduler *s, struct sequence *q)
 	for (uint32_t g = 0; g < s->o.n_groups; g++) {
 		uint64_t take = need - hits;
 		for (uint32_t i = 0; i < hits; i++)
-			take += block_pool_holders(s->pools[g], s->found[g][i]) == 0;
+			take += block_pool_holders(s->pools[g], s->found[g][i]) == 0 && !PLANTED(CACHED_COUNTED_FREE);
 		if (take + reserve > block_pool_free_count(s->pools[g])) {
 			q->tried_at = s->releases;
 			return STATUS_BUSY;
@@ -173,7 +173,8 @@ enum status scheduler_admit(struct scheduler *s, struct sequence *q)
 	for (uint32_t g = 0; g < s->o.n_groups; g++) {
 		for (uint32_t i = 0; i < hits; i++) {
 			q->blocks[g][i] = s->found[g][i];
-			block_pool_hold(s->pools[g], s->found[g][i]);
+			if (!PLANTED(SHARED_NOT_HELD) || block_pool_holders(s->pools[g], s->found[g][i]) == 0)
+				block_pool_hold(s->pools[g], s->found[g][i]);
 		}
 		if (hits > 0)
 			q->content[g] = block_pool_content(s->pools[g], s->found[g][hits - 1]);
@@ -217,10 +218,11 @@ void scheduler_stop_running(struct scheduler *s, struct sequence *q)
 		at++;
 	memmove(&s->running[at], &s->running[at + 1], (--s->n_running - at) * sizeof *s->running);
 	for (uint32_t g = 0; g < s->o.n_groups; g++)
-		for (uint32_t i = q->n_blocks; i-- > 0;) // children before parents, so that they are evicted first
+		for (uint32_t i = q->n_blocks - PLANTED(BLOCK_LOST); i-- > 0;) // children before parents, so that they are evicted first
 			block_pool_release(s->pools[g], q->blocks[g][i]);
 	s->releases++;
-	s->ends[s->n_ends++] = q->slot;
+	if (!PLANTED(END_NOT_TOLD) || q->in_flight == 0)
+		s->ends[s->n_ends++] = q->slot;
 	s->free_slots[s->n_free_slots++] = q->slot;
 	if (q->decoding)
 		s->lane_seqs[q->lane]--;

@@ -43,9 +43,9 @@ static void append_new(struct scheduler *s, struct sequence *q)
 	const struct sampling_params *p = &r->sampling;
 	struct step_new *x = &s->news[s->n_new++];
 	*x = (struct step_new){.slot = q->slot, .n_prompt = r->n_prompt, .sampling = *p};
-	x->sampling.choice = q->choice;
+	x->sampling.choice = PLANTED(CHOICES_ALIKE) ? 0 : q->choice;
 	if (p->repetition_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0) {
-		x->n_history = q->n_computed;
+		x->n_history = PLANTED(SHORT_HISTORY) && q->n_computed > r->n_prompt ? r->n_prompt : q->n_computed;
 		x->history = q->tokens;
 		s->n_step_history += x->n_history;
 	}
@@ -85,13 +85,13 @@ static void append_rows(struct scheduler *s, struct flight *f, struct sequence *
 
 static bool may_decode(const struct scheduler *s, const struct sequence *q)
 {
-	if (!q->decoding || q->n_tokens + q->n_refs >= q->max_len)
+	if (!q->decoding || q->n_tokens + q->n_refs >= q->max_len + PLANTED(BEYOND_MAX_TOKENS))
 		return false;
 	if (q->n_refs == 0)
 		return true;
 	// Stages run in order, so a row whose token is still being computed holds up what is behind it: it has to be at
 	// least a round of the lanes in use away.
-	return !q->request->not_ahead && q->n_refs < AHEAD &&
+	return (!q->request->not_ahead || PLANTED(AHEAD_ANYWAY)) && q->n_refs < AHEAD &&
 	       s->next_step - q->refs[q->n_refs - 1].step >= s->lanes_in_use;
 }
 
