@@ -1,6 +1,6 @@
 // Prints GFLOP/s and GB/s of the matrix kernels, for the shapes of a small model, per type, rows and threads. Times are
 // the least over repetitions, and with one thread processor time, since machines are shared. Not run by ctest.
-//   bench_matmul [TYPE | portable | avx2 ...]        for example: bench_matmul q4_1 float32
+//   bench_matmul [TYPE | portable | avx2 | model ...]        for example: bench_matmul model q4_1 float32
 #include <stdio.h>
 #include <time.h>
 
@@ -68,13 +68,80 @@ static void bench(enum dtype t, const struct shape *s, int n, int threads)
 	context_free(c);
 }
 
+// All matrices of a model of the shape of SmolLM2-135M (30 layers, hidden 576, a head of type `head`), once per token:
+// the speed that a model would have if nothing else took time.
+enum { LAYERS = 30, HIDDEN = 576, FFN = 1536, KV = 192, VOCAB = 49152 };
+
+static struct weight *load(struct ops_context *c, enum dtype t, int64_t rows, int64_t cols)
+{
+	uint8_t *data = random_weight(t, rows, cols, 1);
+	struct weight *w;
+	cpu_weight_create(c, &w, &(struct weight_source){.dtype = t, .rows = rows, .cols = cols, .data = data}, false, true, NULL);
+	free(data);
+	return w;
+}
+
+static void run_model(struct ops_context *c, struct weight *w[][7], struct weight *head, int n, float *x, float *y)
+{
+	for (int l = 0; l < LAYERS; l++) {
+		cpu_matmul(c, &(struct matmul_args){.n_rows = n, .x = x, .n_parts = 3, .part = {{w[l][0], NULL, y}, {w[l][1], NULL, y + n * HIDDEN}, {w[l][2], NULL, y + n * (HIDDEN + KV)}}});
+		cpu_matmul(c, &(struct matmul_args){.n_rows = n, .x = x, .n_parts = 1, .part = {{w[l][3], NULL, y}}, .add = true});
+		cpu_matmul(c, &(struct matmul_args){.n_rows = n, .x = x, .n_parts = 2, .part = {{w[l][4], NULL, y}, {w[l][5], NULL, NULL}}, .swiglu = true});
+		cpu_matmul(c, &(struct matmul_args){.n_rows = n, .x = x, .n_parts = 1, .part = {{w[l][6], NULL, y}}, .add = true});
+	}
+	cpu_matmul(c, &(struct matmul_args){.n_rows = n < 16 ? n : 1, .x = x, .n_parts = 1, .part = {{head, NULL, y}}});
+}
+
+static void bench_model(enum dtype t, enum dtype head_type)
+{
+	for (int threads = 1; threads <= 2; threads++) {
+		struct ops_context *c = context_new_spinning(isa, threads, true);
+		struct weight *w[LAYERS][7], *head = load(c, head_type, VOCAB, HIDDEN);
+		const int shape[7][2] = {{HIDDEN, HIDDEN}, {KV, HIDDEN}, {KV, HIDDEN}, {HIDDEN, HIDDEN}, {FFN, HIDDEN}, {FFN, HIDDEN}, {HIDDEN, FFN}};
+		for (int i = 0; i < LAYERS * 7; i++)
+			w[i / 7][i % 7] = load(c, t, shape[i % 7][0], shape[i % 7][1]);
+		float *x = xcalloc(512 * FFN, sizeof *x), *y = xcalloc(512 * FFN, sizeof *y);
+		uint64_t seed = 3;
+		for (int64_t i = 0; i < 512 * FFN; i++)
+			x[i] = random_float(&seed);
+		const int rows[] = {1, 2, 4, 8, 16, 64, 512};
+		for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+			double wall = 1e9, total = 0, cpu = 1e9;
+			for (int i = 0; (total < 1 || i < 3) && i < 200; i++) {
+				cpu_time = false;
+				double start = now();
+				cpu_time = true;
+				double cpu_start = now();
+				run_model(c, w, head, rows[r], x, y);
+				double used = now() - cpu_start;
+				cpu_time = false;
+				double took = now() - start;
+				total += took;
+				wall = took < wall ? took : wall;
+				cpu = used < cpu ? used : cpu;
+			}
+			printf("%-9s model, threads %d, rows %3d: %8.1f tokens/s by the clock, %8.1f by processor time\n", dtype_info(t)->name,
+			       threads, rows[r], rows[r] / wall, rows[r] / cpu * threads);
+		}
+		for (int i = 0; i < LAYERS * 7; i++)
+			cpu_weight_destroy(c, &w[i / 7][i % 7]);
+		cpu_weight_destroy(c, &head);
+		free(x);
+		free(y);
+		context_free(c);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const int rows[] = {1, 4, 16, 512};
 	int types = 0;
+	bool model = false;
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "portable") || !strcmp(argv[i], "avx2"))
 			isa = strcmp(argv[i], "avx2") ? ISA_PORTABLE : ISA_AVX2;
+		else if (!strcmp(argv[i], "model"))
+			model = true;
 		else
 			types++;
 	}
@@ -84,6 +151,11 @@ int main(int argc, char **argv)
 			wanted |= !strcmp(argv[i], dtype_info(t)->name);
 		if (!wanted || !cpu_weight_supported(t))
 			continue;
+		if (model) {
+			if (HIDDEN % dtype_info(t)->block_elements == 0)
+				bench_model(t, dtype_info(t)->block_elements > 1 ? DTYPE_Q8_0 : t);
+			continue;
+		}
 		for (int threads = 1; threads <= 2; threads++) {
 			cpu_time = threads == 1;
 			for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
