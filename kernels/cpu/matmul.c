@@ -8,7 +8,8 @@
 
 enum {
 	CHUNK_TILES = 10,      // 120 rows: their packed x at 1,536 columns is 415 kB, a fifth of an L2 cache of 2 MB
-	PIECE_WORK = 1 << 20,  // multiply-adds that are worth one atomic operation
+	PIECE_WORK = 1 << 20,  // multiply-adds that are worth one atomic operation: some 15 microseconds
+	ROW_PIECE_WORK = 1 << 17, // the same with one row, where weights come from memory
 };
 
 struct product {
@@ -174,7 +175,7 @@ static void set_pieces(struct product *p)
 	int64_t rows = 0, work, most;
 	for (int i = 0; i < p->a->n_parts; i++)
 		rows += p->a->part[i].w->rows;
-	work = rows * p->cols * p->a->n_rows / PIECE_WORK;
+	work = rows * p->cols * p->a->n_rows / (p->a->n_rows == 1 ? ROW_PIECE_WORK : PIECE_WORK);
 	most = 8 * p->c->threads;
 	work = work > most ? most : work;
 	work = work < p->c->threads ? p->c->threads : work;

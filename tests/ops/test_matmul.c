@@ -114,14 +114,14 @@ Test(matmul, equals_double_precision_on_the_dequantised_weights)
 	}
 }
 
-enum { MANY = 150 };
+enum { MANY = 130 };
 
 static void check_batches(enum ops_isa isa, enum dtype t, int64_t rows, int64_t cols)
 {
 	uint8_t *data = random_weight(t, rows, cols, 9);
 	float *x = random_x(MANY * cols, 10), *whole = poisoned(MANY * rows), *y = poisoned(MANY * rows);
-	const int counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 24, 25, 121, 150};
-	for (int threads = 1; threads <= 5; threads += 2) {
+	const int counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 25, 121};
+	for (int threads = 1; threads <= 3; threads += 2) {
 		struct ops_context *c = context_new(isa, threads);
 		struct weight *w = load(c, t, rows, cols, data);
 		if (threads == 1)
@@ -151,7 +151,7 @@ Test(matmul, gives_the_same_bits_whatever_the_batch_and_the_threads)
 	for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
 		if (have(isas[i]))
 			for (int t = 0; t < N_TYPES; t++)
-				check_batches(isas[i], types[t], 75, 512);
+				check_batches(isas[i], types[t], 43, 256);
 }
 
 Test(matmul, gives_the_same_bits_on_every_instruction_set)
