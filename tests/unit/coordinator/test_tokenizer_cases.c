@@ -159,31 +159,70 @@ Test(tokenizer_cases, parses_control_tokens_in_the_parts_that_are_not_from_a_cli
 	tokenizer_destroy(&t);
 }
 
-Test(tokenizer_cases, encodes_long_words_and_long_spaces, .timeout = 60)
+// A hundred thousand times `unit`, there and back.
+static void round_trip(const struct tokenizer *t, const char *name, const char *unit)
 {
-	struct tokenizer *t = demo();
-	static const char *const units[] = {"a", " ", "\n", " \n", "ab", "\xe4\xbd\xa0", "\xf0\x9f\x98\x80", "e\xcc\x81", "\xff", "7", "'"};
-	for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-		size_t n = strlen(units[i]), len = 100000 * n;
-		char *text = malloc(len), *back = NULL;
-		size_t back_len = 0, capacity = 0;
-		struct token_list ids = {0};
-		struct detokenizer d;
-		for (size_t k = 0; k < len; k += n)
-			memcpy(text + k, units[i], n);
-		encode(t, text, len, false, true, &ids);
-		detokenizer_init(&d, t, false);
-		for (size_t k = 0; k < ids.count; k++)
-			detokenizer_push(&d, ids.ids[k], &back, &back_len, &capacity);
-		detokenizer_finish(&d, &back, &back_len, &capacity);
-		if (units[i][0] == '\xff')
-			cr_expect_eq(back_len, 3 * len);
-		else
-			cr_expect(back_len == len && !memcmp(back, text, len), "%s", units[i]);
-		free(text);
-		free(back);
-		free(ids.ids);
+	size_t n = strlen(unit), len = 100000 * n, back_len = 0, capacity = 0;
+	char *text = malloc(len), *back = NULL;
+	struct token_list ids = {0};
+	struct detokenizer d;
+	for (size_t k = 0; k < len; k += n)
+		memcpy(text + k, unit, n);
+	encode(t, text, len, false, true, &ids);
+	detokenizer_init(&d, t, false);
+	for (size_t k = 0; k < ids.count; k++)
+		detokenizer_push(&d, ids.ids[k], &back, &back_len, &capacity);
+	detokenizer_finish(&d, &back, &back_len, &capacity);
+	if (unit[0] == '\xff')
+		cr_expect_eq(back_len, 3 * len);
+	else
+		cr_expect(back_len == len && !memcmp(back, text, len), "%s: %s", name, unit);
+	free(text);
+	free(back);
+	free(ids.ids);
+}
+
+// Quadratic time would take minutes here.
+Test(tokenizer_cases, encodes_long_words_and_long_spaces_under_every_pattern, .timeout = 100)
+{
+	static const char *const units[] = {"a", "A", " ", "\n", " \n", "\t ", "ab", "\xe4\xbd\xa0", "\xf0\x9f\x98\x80", "\xff", "7", "'",
+	                                    "'s", "!", "aA", "! ", "/"};
+	static const char *const files[] = {"demo_vocabulary", "tiny_llama-bpe", "tiny_qwen2", "tiny_gpt-4o", "tiny_tekken",
+	                                    "tiny_default"};
+	for (size_t k = 0; k < sizeof files / sizeof *files; k++) {
+		char path[1024];
+		struct tokenizer *t;
+		struct error e = {""};
+		snprintf(path, sizeof path, "%s%s.gguf", GOLDEN, files[k]);
+		cr_assert_eq(from_gguf(&t, path, NULL, NULL, &e), STATUS_OK, "%s", e.text);
+		for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+			round_trip(t, files[k], units[i]);
+		tokenizer_destroy(&t);
 	}
+}
+
+// A pattern that fails at the end of each run of spaces, and marks that have to be sorted.
+Test(tokenizer_cases, takes_no_quadratic_time_over_spaces_or_marks, .timeout = 100)
+{
+	struct tokenizer *t;
+	struct error e = {""};
+	struct token_list ids = {0};
+	const char *json = "{\"added_tokens\":[],\"normalizer\":{\"type\":\"NFC\"},\"decoder\":{\"type\":\"ByteLevel\"},"
+		"\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
+		"\"\\\\s+$\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_space\":false}]}," MODEL;
+	size_t len = 400000;
+	char *text = malloc(len + 1);
+	cr_assert_eq(tokenizer_from_json(&t, json, strlen(json), &e), STATUS_OK, "%s", e.text);
+	memset(text, ' ', len);
+	text[len] = 'a';
+	encode(t, text, len + 1, false, false, &ids);
+	cr_expect_eq(ids.count, 1);
+	for (size_t i = 0; i < len; i += 4)
+		memcpy(text + i, "\xcc\x81\xcc\xa3", 4); // class 230, then 220
+	encode(t, text, len + 1, false, false, &ids);
+	cr_expect_eq(ids.count, 1);
+	free(text);
+	free(ids.ids);
 	tokenizer_destroy(&t);
 }
 
