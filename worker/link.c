@@ -19,8 +19,7 @@ enum {
 	WATCH_MS = 250,
 	CONTROL_QUEUE = 64,
 	OUT_QUEUE = 4096,
-	GONE_AFTER_MS = 2500,       // without a connection
-	SILENT_AFTER_MS = 4000,     // without a heartbeat of a coordinator that sends some
+	SILENT_EXTRA_MS = 1500,     // a coordinator that is connected but silent gets so much more
 	END_AFTER_MS = 1500,        // for the compute thread to notice
 };
 
@@ -28,6 +27,7 @@ struct packet { void *data; size_t len; };
 
 struct worker_link {
 	struct worker_link_options options;
+	struct worker_keys keys;
 	void *zmq, *control, *monitor, *steps;
 	int wake_fd;
 	pthread_t thread;
@@ -40,7 +40,7 @@ struct worker_link {
 	unsigned in_head, in_count;
 	struct message step[LINK_QUEUE_STEPS];
 	unsigned step_head, step_count;
-	bool closing, gone, broken;
+	bool closing, gone, back, broken;
 	bool beating;               // from the hello on
 	struct error why;
 	// What to subscribe to; taken over by the thread.
@@ -220,8 +220,10 @@ static void resubscribe(struct worker_link *l)
 	zmq_setsockopt(l->steps, ZMQ_RCVHWM, &high, sizeof high);
 	zmq_setsockopt(l->steps, ZMQ_MAXMSGSIZE, &cap, sizeof cap);
 	zmq_setsockopt(l->steps, ZMQ_SUBSCRIBE, "", 0);
-	if (zmq_connect(l->steps, endpoint)) {
-		struct error e;
+	struct error e;
+	if (l->options.keys && worker_keys_apply(l->options.keys, l->steps, &e) != STATUS_OK) {
+		mark_broken(l, &e);
+	} else if (zmq_connect(l->steps, endpoint)) {
 		error_set(&e, STATUS_UNAVAILABLE, "step channel %s: %s", endpoint, zmq_strerror(errno));
 		mark_broken(l, &e);
 	}
@@ -270,10 +272,17 @@ static void take_monitor(struct worker_link *l)
 		if (zmq_msg_more(&m) && zmq_msg_size(&m) >= 2) {
 			uint16_t event;
 			memcpy(&event, zmq_msg_data(&m), sizeof event);
-			if (event == ZMQ_EVENT_DISCONNECTED && !l->lost_since_ms)
+			if (event == ZMQ_EVENT_DISCONNECTED && !l->lost_since_ms) {
 				l->lost_since_ms = now_ms();
-			if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+			} else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && l->lost_since_ms) {
 				l->lost_since_ms = 0;
+				l->heard_ms = now_ms();
+				pthread_mutex_lock(&l->lock);
+				l->back = true;
+				pthread_cond_signal(&l->arrived);
+				pthread_mutex_unlock(&l->lock);
+				interrupt_compute(l);
+			}
 		}
 	}
 	zmq_msg_close(&m);
@@ -282,8 +291,8 @@ static void take_monitor(struct worker_link *l)
 static void watch_coordinator(struct worker_link *l)
 {
 	uint64_t now = now_ms();
-	bool lost = l->lost_since_ms && now - l->lost_since_ms > GONE_AFTER_MS;
-	bool silent = l->coordinator_beats && now - l->heard_ms > SILENT_AFTER_MS;
+	bool lost = l->lost_since_ms && now - l->lost_since_ms > l->options.gone_after_ms;
+	bool silent = l->coordinator_beats && now - l->heard_ms > l->options.gone_after_ms + SILENT_EXTRA_MS;
 	if (!lost && !silent)
 		return;
 	if (!l->gone_ms) {
@@ -374,7 +383,14 @@ enum status worker_link_create(struct worker_link **out, const struct worker_lin
 	zmq_setsockopt(l->control, ZMQ_MAXMSGSIZE, &cap, sizeof cap);
 	zmq_socket_monitor(l->control, "inproc://monitor", ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_SUCCEEDED);
 	zmq_connect(l->monitor, "inproc://monitor");
-	if (zmq_connect(l->control, o->endpoint))
+	if (o->keys) {
+		l->keys = *o->keys;
+		l->options.keys = &l->keys;
+		status = worker_keys_apply(&l->keys, l->control, e);
+	}
+	if (status != STATUS_OK)
+		; // said
+	else if (zmq_connect(l->control, o->endpoint))
 		status = error_set(e, STATUS_UNAVAILABLE, "control channel %s: %s", o->endpoint, zmq_strerror(errno));
 	else if (pthread_create(&l->thread, NULL, run, l))
 		status = error_set(e, STATUS_UNAVAILABLE, "no thread for the link: %s", strerror(errno));
@@ -477,7 +493,7 @@ void worker_link_unsubscribe(struct worker_link *l)
 bool worker_link_control_waits(struct worker_link *l)
 {
 	pthread_mutex_lock(&l->lock);
-	bool waits = l->in_count > 0 || l->gone;
+	bool waits = l->in_count > 0 || l->gone || l->back;
 	pthread_mutex_unlock(&l->lock);
 	return waits;
 }
@@ -491,6 +507,9 @@ enum worker_link_event worker_link_wait(struct worker_link *l, unsigned timeout_
 	for (;;) {
 		if (l->gone) {
 			event = LINK_GONE;
+		} else if (l->back) {
+			l->back = false;
+			event = LINK_BACK;
 		} else if (l->in_count > 0) {
 			*out = l->in[l->in_head];
 			l->in_head = (l->in_head + 1) % CONTROL_QUEUE;

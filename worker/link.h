@@ -5,6 +5,7 @@
 #define STAGECOACH_WORKER_LINK_H
 
 #include "proto/message.h"
+#include "worker/keys.h"
 #include "worker/ring.h"
 
 enum { LINK_QUEUE_STEPS = 256 }; // a worker that has more waiting does not follow and fails
@@ -13,6 +14,8 @@ struct worker_link;
 
 struct worker_link_options {
 	const char *endpoint;      // "ipc://..." or "tcp://..."
+	const struct worker_keys *keys; // for both channels; copied; NULL = none
+	unsigned gone_after_ms;    // how long a lost coordinator is waited for
 	int watch_fd;              // a byte every 250 ms; -1 = none
 	struct ring *ring;         // for heartbeats; borrowed
 	// Called on the link thread when something came that the compute thread should not be kept from by waiting for data:
@@ -26,6 +29,7 @@ enum worker_link_event {
 	LINK_CONTROL,  // *out is ASSIGN, CONFIGURE, DRAIN or ERROR
 	LINK_STEP,     // *out is the next step of the epoch
 	LINK_BROKEN,   // a gap, an overflow or a step that does not decode; see error
+	LINK_BACK,     // the coordinator was lost and something answers there again: say hello
 	LINK_GONE,     // the coordinator is gone
 };
 

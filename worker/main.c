@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/prctl.h>
 
 #include "common/log.h"
@@ -12,9 +13,10 @@
 // Refuses what this program cannot do, by name.
 static enum status check(const struct options *o, struct error *e)
 {
-	if (o->join[0])
-		return error_set(e, STATUS_USAGE, "--join: workers of other hosts need the keyed data transport, which is not built yet");
-	if (!o->run_dir[0])
+	bool loopback = !strncmp(o->join, "127.", 4) || !strncmp(o->join, "localhost:", 10) || !strncmp(o->join, "[::1]:", 6);
+	if (o->join[0] && !loopback && !o->key_file[0])
+		return error_set(e, STATUS_USAGE, "--join %s is beyond this machine and needs --key-file", o->join);
+	if (!o->join[0] && !o->run_dir[0])
 		return error_set(e, STATUS_USAGE, "--run-dir is missing: workers are started by `stagecoach serve` and the like");
 	if (!o->devices_auto && o->worker_index >= (uint32_t)o->n_devices)
 		return error_set(e, STATUS_USAGE, "--worker-index %u of %d devices", o->worker_index, o->n_devices);

@@ -22,6 +22,7 @@ enum {
 	PROGRESS_US = 50000,        // between two progress messages
 	JOIN_MS = 10000,            // for the neighbours to come
 	JOIN_SLICE_MS = 50,
+	GONE_AFTER_MS = 2500,       // a coordinator on this host does not come back: its launcher ends with it
 	OTHER_BYTES = 12 << 20,     // what a worker grows to hold beside its own: tables of slots, queues, sockets
 };
 
@@ -33,6 +34,7 @@ struct worker {
 	uint32_t threads;
 	struct memory_state memory;
 	uint64_t limit_bytes;
+	struct message hello;       // said again if the coordinator was lost and is back
 	struct ring *ring;
 	struct worker_link *link;
 
@@ -40,6 +42,7 @@ struct worker {
 	struct model *model;
 	struct stage *stage;
 	struct message_assign assign;
+	struct message budget;      // as last sent
 	uint64_t progress_us;
 	void *listener;
 	char data_address[256];
@@ -140,8 +143,8 @@ static void read_cpu_name(char *out, size_t size)
 
 static enum status say_hello(struct worker *w, struct error *e)
 {
-	struct message m = {.type = MESSAGE_HELLO};
-	struct message_hello *h = &m.hello;
+	w->hello = (struct message){.type = MESSAGE_HELLO};
+	struct message_hello *h = &w->hello.hello;
 	h->protocol_version = PROTOCOL_VERSION;
 	snprintf(h->version, sizeof h->version, "%s", STAGECOACH_VERSION);
 	if (gethostname(h->host, sizeof h->host - 1))
@@ -175,7 +178,7 @@ static enum status say_hello(struct worker *w, struct error *e)
 	struct memory_usage usage;
 	memory_of_self(&usage);
 	h->base_bytes = usage.private_bytes + OTHER_BYTES;
-	return worker_link_send(w->link, &m, e);
+	return worker_link_send(w->link, &w->hello, e);
 }
 
 static void send_progress(void *user, uint64_t done, uint64_t total)
@@ -250,23 +253,44 @@ static enum status send_budget(struct worker *w, struct error *e)
 	         w->assign.has_embedding ? " + embedding" : "", w->assign.has_head ? " + head" : "",
 	         (double)m.budget.weight_bytes / 1e6, (double)workspace / 1e6, (double)other / 1e6,
 	         (double)m.budget.kv_bytes / 1e6, w->ops->describe(w->context));
+	w->budget = m;
 	return worker_link_send(w->link, &m, e);
+}
+
+// Listens for the data plane: in the folder of the pipeline, or on the first free port of --data-address
+// (ADDRESS[:PORT[-PORT]]), which is loopback for a worker that joined over TCP.
+static enum status open_listener(struct worker *w, struct error *e)
+{
+	const struct options *o = w->options;
+	if (!o->data_address[0] && !o->join[0])
+		return w->transport->listen(&w->listener, o->run_dir, w->data_address, sizeof w->data_address, e);
+	char host[128], where[160];
+	unsigned low = 0, high = 0;
+	int n = sscanf(o->data_address[0] ? o->data_address : "127.0.0.1", "%127[^:]:%u-%u", host, &low, &high);
+	if (n < 1 || low > 65535 || (n == 3 && (high < low || high > 65535)))
+		return error_set(e, STATUS_USAGE, "--data-address %s: expected ADDRESS, ADDRESS:PORT or ADDRESS:PORT-PORT",
+		                 o->data_address);
+	enum status status;
+	do {
+		snprintf(where, sizeof where, "tcp:%s:%u", host, low);
+		status = w->transport->listen(&w->listener, where, w->data_address, sizeof w->data_address, e);
+	} while (status != STATUS_OK && n == 3 && low++ < high);
+	return status;
 }
 
 static enum status take_assign(struct worker *w, const struct message_assign *a, struct error *e)
 {
+	if (w->stage && !memcmp(&w->assign, a, sizeof *a)) {
+		log_info("the same layers again: weights are kept");
+		worker_link_unsubscribe(w->link);
+		close_edges(w);
+		return worker_link_send(w->link, &w->budget, e);
+	}
 	TRY(load(w, a, e));
 	if (!stage_borrows_model(w->stage))
 		model_close(&w->model); // its pages are given back
-	if (!w->listener) {
-		const char *where = w->options->data_address[0] ? w->options->data_address : w->options->run_dir;
-		char tcp[300];
-		if (w->options->data_address[0]) {
-			snprintf(tcp, sizeof tcp, "tcp:%s", w->options->data_address);
-			where = tcp;
-		}
-		TRY(w->transport->listen(&w->listener, where, w->data_address, sizeof w->data_address, e));
-	}
+	if (!w->listener)
+		TRY(open_listener(w, e));
 	return send_budget(w, e);
 }
 
@@ -357,6 +381,10 @@ static enum status turn(struct worker *w, bool *ended, struct error *e)
 		return STATUS_OK;
 	case LINK_GONE:
 		return error_set(e, STATUS_FATAL, "the coordinator is gone");
+	case LINK_BACK:
+		if (w->joined)
+			go_idle(w, "the coordinator was away");
+		return worker_link_send(w->link, &w->hello, e);
 	case LINK_BROKEN:
 		return STATUS_INVALID;
 	case LINK_STEP:
@@ -393,10 +421,17 @@ enum status worker_run(const struct options *o)
 	ring_create(&w.ring);
 	w.threads = default_threads(o);
 	find_limits(&w);
-	snprintf(endpoint, sizeof endpoint, "ipc://%s/control", o->run_dir);
+	struct worker_keys keys;
+	if (o->key_file[0] && o->join[0])
+		TRY_GOTO(worker_keys_read(&keys, o->key_file, &e), out);
+	if (o->join[0])
+		snprintf(endpoint, sizeof endpoint, "tcp://%s", o->join);
+	else
+		snprintf(endpoint, sizeof endpoint, "ipc://%s/control", o->run_dir);
 	TRY_GOTO(worker_link_create(&w.link, &(struct worker_link_options){
-		.endpoint = endpoint, .watch_fd = o->watch_fd, .ring = w.ring, .interrupt = interrupt_edges, .user = &w}, &e),
-		out);
+		.endpoint = endpoint, .keys = o->key_file[0] && o->join[0] ? &keys : NULL,
+		.gone_after_ms = o->join[0] ? o->rejoin_timeout_s * 1000 : GONE_AFTER_MS, .watch_fd = o->watch_fd,
+		.ring = w.ring, .interrupt = interrupt_edges, .user = &w}, &e), out);
 	TRY_GOTO(say_hello(&w, &e), out);
 	while (status == STATUS_OK && !ended)
 		status = turn(&w, &ended, &e);
