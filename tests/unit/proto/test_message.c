@@ -340,3 +340,209 @@ Test(message, what_a_receiver_knows_limits_what_it_takes)
 	message_free(&back);
 	free(w.data);
 }
+
+// ---- hostile input (also see fuzz_message.c) -----------------------------------------------------------------------
+
+static void put_varint(struct wire *w, uint64_t v)
+{
+	do {
+		if (w->len == w->capacity) {
+			w->capacity = w->capacity ? w->capacity * 2 : 4096;
+			w->data = realloc(w->data, w->capacity);
+		}
+		w->data[w->len++] = (uint8_t)(v & 127) | (v > 127 ? 128 : 0);
+	} while (v >>= 7);
+}
+
+static struct wire header(enum message_type type)
+{
+	struct wire w = {0};
+	put_varint(&w, 1 << 3);
+	put_varint(&w, PROTOCOL_VERSION);
+	put_varint(&w, 2 << 3);
+	put_varint(&w, type);
+	put_varint(&w, 3 << 3);
+	put_varint(&w, 1);
+	put_varint(&w, 4 << 3);
+	put_varint(&w, 1);
+	return w;
+}
+
+static void put_bytes(struct wire *w, const void *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (w->len == w->capacity) {
+			w->capacity = w->capacity ? w->capacity * 2 : 4096;
+			w->data = realloc(w->data, w->capacity);
+		}
+		w->data[w->len++] = ((const uint8_t *)p)[i];
+	}
+}
+
+static void put_body(struct wire *w, uint32_t field, const struct wire *body)
+{
+	put_varint(w, field << 3 | 2);
+	put_varint(w, body->len);
+	put_bytes(w, body->data, body->len);
+}
+
+
+static void refused(struct wire *w, const char *text)
+{
+	struct message m;
+	struct error e = {""};
+	cr_assert_eq(message_decode(&m, w->data, w->len, NULL, &e), STATUS_INVALID, "accepted; expected \"%s\"", text);
+	cr_assert(strstr(e.text, text), "\"%s\" does not say \"%s\"", e.text, text);
+	cr_assert_null(m.storage);
+	free(w->data);
+	memset(w, 0, sizeof *w);
+}
+
+Test(message, two_million_empty_submessages_are_refused)
+{
+	struct wire w = header(MESSAGE_STEP), body = {0};
+	for (int i = 0; i < 2000000; i++) {
+		put_varint(&body, 3 << 3 | 2);
+		put_varint(&body, 0);
+	}
+	put_body(&w, 10, &body);
+	refused(&w, "too many fields");
+	free(body.data);
+}
+
+Test(message, two_million_unknown_fields_are_refused_wherever_they_stand)
+{
+	struct wire fields = {0}, body = {0};
+	for (int i = 0; i < 2000000; i++) {
+		put_varint(&fields, 99 << 3);
+		put_varint(&fields, 0);
+	}
+	struct wire w = header(MESSAGE_PROBE);
+	put_bytes(&w, fields.data, fields.len < 8000 ? fields.len : 8000);
+	refused(&w, "too many fields");
+	w = header(MESSAGE_STEP);
+	put_body(&w, 10, &fields);
+	refused(&w, "too many fields");
+	w = header(MESSAGE_STEP);
+	put_body(&body, 3, &fields);
+	put_body(&w, 10, &body);
+	refused(&w, "too many fields");
+	free(fields.data);
+	free(body.data);
+}
+
+Test(message, nesting_a_million_deep_is_refused_without_recursion)
+{
+	// Groups and submessages of a type that the schema does not nest.
+	struct wire w = header(MESSAGE_STEP);
+	for (int i = 0; i < 1000000; i++)
+		put_varint(&w, 3 << 3 | 3);
+	refused(&w, "malformed");
+	struct wire inner = {0};
+	put_varint(&inner, 8);
+	for (int depth = 0; depth < 2000; depth++) {
+		struct wire outer = {0};
+		put_body(&outer, 10, &inner);
+		free(inner.data);
+		inner = outer;
+	}
+	w = header(MESSAGE_STEP);
+	put_body(&w, 10, &inner);
+	free(inner.data);
+	struct message m;
+	struct error e = {""};
+	enum status s = message_decode(&m, w.data, w.len, NULL, &e);
+	cr_assert(s == STATUS_OK || s == STATUS_INVALID); // an unknown field of a step: its bytes are never looked into
+	message_free(&m);
+	free(w.data);
+}
+
+Test(message, what_is_too_large_for_its_type_is_refused_before_decoding)
+{
+	struct wire w = header(MESSAGE_HELLO), body = {0};
+	for (int i = 0; i < 20000; i++)
+		put_varint(&body, 0);
+	put_body(&w, 5, &body);
+	free(body.data);
+	refused(&w, "the most is 16384");
+}
+
+Test(message, another_version_an_unknown_type_and_no_message_are_named)
+{
+	struct wire w = header(MESSAGE_PROBE);
+	w.data[1] = 9;
+	refused(&w, "protocol version 9");
+	w = header(MESSAGE_PROBE);
+	w.data[3] = 77;
+	refused(&w, "message type 77");
+	w = (struct wire){0};
+	put_bytes(&w, "GET / HTTP/1.1\r\n", 16);
+	refused(&w, "not a message");
+	w = (struct wire){0};
+	put_bytes(&w, "", 0);
+	put_varint(&w, 8);
+	refused(&w, "not a message");
+}
+
+Test(message, a_type_named_twice_or_a_body_of_another_type_is_refused)
+{
+	struct wire w = header(MESSAGE_PROBE), body = {0};
+	put_varint(&w, 2 << 3);
+	put_varint(&w, MESSAGE_HELLO);
+	refused(&w, "two versions or types");
+	w = header(MESSAGE_STEP);
+	refused(&w, "without a body");
+	w = header(MESSAGE_STEP);
+	put_body(&w, 10, &body);
+	put_body(&w, 12, &body);
+	refused(&w, "with a body");
+}
+
+Test(message, arrays_of_different_lengths_and_texts_with_a_nul_are_refused)
+{
+	struct wire w = header(MESSAGE_STEP), body = {0};
+	static const uint8_t three[] = {1, 2, 3}, two[] = {0, 0};
+	put_varint(&body, 4 << 3 | 2); // slots
+	put_varint(&body, 3);
+	put_bytes(&body, three, 3);
+	put_varint(&body, 5 << 3 | 2); // starts
+	put_varint(&body, 2);
+	put_bytes(&body, two, 2);
+	put_body(&w, 10, &body);
+	refused(&w, "step.starts has 2 items, expected 3");
+	free(body.data);
+	struct message m = sample_message(MESSAGE_ERROR);
+	w = encoded(&m);
+	memcpy(w.data + w.len - 4, "\0abc", 4);
+	refused(&w, "NUL");
+}
+
+Test(message, the_largest_step_goes_through)
+{
+	enum { N = MAX_STEP_SEQS, ROWS = MAX_STEP_TOKENS };
+	struct step_seq *seqs = calloc(N, sizeof *seqs);
+	struct step_new *news = calloc(N, sizeof *news);
+	uint32_t *tokens = calloc(ROWS, 4), *blocks = calloc(N, 4);
+	for (uint32_t i = 0; i < N; i++) {
+		seqs[i] = (struct step_seq){.slot = i, .n_tokens = ROWS / N, .sample = true, .first_token = i * (ROWS / N),
+		                            .first_block = {i}, .n_blocks = {1}};
+		news[i] = (struct step_new){.slot = i, .n_prompt = 1, .sampling = {.temperature = 1, .top_p = 0.5f, .min_p = 0.1f,
+		                            .repetition_penalty = 1.5f, .top_k = 3, .seed = UINT64_MAX, .n_logprobs = 20}};
+		blocks[i] = 1000000 + i;
+	}
+	for (uint32_t i = 0; i < ROWS; i++)
+		tokens[i] = 250000 + i;
+	struct message m = {.type = MESSAGE_STEP, .epoch = 1, .step = 1,
+	                    .step_ = {.n_new = N, .news = news, .n_seqs = N, .seqs = seqs, .n_tokens = ROWS, .tokens = tokens, .n_blocks = N, .blocks = blocks}};
+	struct wire w = encoded(&m);
+	struct message back;
+	struct error e = {""};
+	cr_assert_eq(message_decode(&back, w.data, w.len, NULL, &e), STATUS_OK, "%s", e.text);
+	assert_same(&m, &back);
+	message_free(&back);
+	free(w.data);
+	free(seqs);
+	free(news);
+	free(tokens);
+	free(blocks);
+}
