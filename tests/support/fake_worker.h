@@ -103,7 +103,8 @@ static inline void fake_step(struct fake_worker *w, const struct message *m)
 			                                     .id = fake_token(w->seeds[s->seqs[i].slot], s->seqs[i].start + s->seqs[i].n_tokens)};
 	if (w->fault == FAULT_NONSENSE) {
 		tokens[n++] = (struct sampled_token){.slot = 63};
-		w->fault = FAULT_NONE;
+		int nonsense = FAULT_NONSENSE;
+		atomic_compare_exchange_strong(&w->fault, &nonsense, FAULT_NONE);
 	}
 	r.result = (struct message_step_result){.micro_batch = s->micro_batch, .n_tokens = n, .tokens = tokens, .stage_us = 100};
 	if (w->fault == FAULT_OLD_EPOCH) {
@@ -192,7 +193,8 @@ static inline void *fake_run(void *arg)
 		}
 		if (w->fault == FAULT_GARBAGE) {
 			zmq_send(w->control, "garbage", 7, ZMQ_DONTWAIT);
-			w->fault = FAULT_NONE;
+			int garbage = FAULT_GARBAGE;
+			atomic_compare_exchange_strong(&w->fault, &garbage, FAULT_NONE); // it may have been killed meanwhile
 		}
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		if ((now.tv_sec - beat.tv_sec) * 1000 + (now.tv_nsec - beat.tv_nsec) / 1000000 >= 200) {
