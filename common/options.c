@@ -106,6 +106,7 @@ static const struct row rows[] = {
 	{"grid", "TEXT", BENCH, KIND_TEXT, FIELD(bench_grid), 0, 0, "batch=1,4,16 prompt=128,512 output=64 repeat=3", NULL,
 	 "what to measure: sequences at once, prompt and output tokens, repetitions", false, NULL},
 	{"url", "URL", CHAT | BENCH | STATUS, KIND_TEXT, FIELD(url), 0, 0, NULL, NULL, "a running server (default: http://HOST:PORT)", false, NULL},
+	{"temperature", "T", CHAT, KIND_TEXT, FIELD(chat_temperature), 0, 0, NULL, NULL, "0 always answers the same (default: the model's own)", false, "0.7"},
 	{"join", "HOST:PORT", WORKER, KIND_TEXT, FIELD(join), 0, 0, NULL, NULL, "the coordinator's control address", false, NULL},
 	{"key-file", "FILE", WORKER | SERVE, KIND_TEXT, FIELD(key_file), 0, 0, NULL, NULL, "keys of the pipeline, as written by the launcher", false, NULL},
 	{"run-dir", "DIR", ALL, KIND_TEXT, FIELD(run_dir), 0, 0, NULL, NULL, "folder of the pipeline's sockets", true, NULL},

@@ -38,6 +38,7 @@ struct options {
 	bool load_dummy, batch_invariant, dry_run, json;
 	char trace[4096];
 	char join[256], key_file[4096], url[512];
+	char chat_temperature[16];     // chat; checked by the server
 	// bench
 	char bench_grid[256];          // see `bench --help`
 	// set by the launcher for the processes it starts
