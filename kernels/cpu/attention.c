@@ -138,8 +138,9 @@ static void compute_split(const struct plan *p, const struct tile *t, struct att
 		if (end_row == first_row)
 			continue;
 		find_rows(p, t, out, base, from, to);
-		p->kernel->load(out, a->kv.dtype);
-		p->kernel->fold(out, first_row * t->n_heads, (end_row - first_row) * t->n_heads);
+		int n_seeing = (end_row - first_row) * t->n_heads;
+		p->kernel->load(out, a->kv.dtype, n_seeing);
+		p->kernel->fold(out, a->kv.dtype, first_row * t->n_heads, n_seeing);
 	}
 }
 

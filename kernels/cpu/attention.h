@@ -27,10 +27,10 @@ struct attention_tile {
 };
 
 struct attention_kernel {
-	// Unpacks k_row and v_row [begin, end) into k and v.
-	void (*load)(struct attention_tile *, enum dtype);
+	// Unpacks k_row and v_row [begin, end) into k and v, for n queries.
+	void (*load)(struct attention_tile *, enum dtype, int n);
 	// Queries [first, first + n), each of which sees a position of the block: folds the block into max, sum and acc.
-	void (*fold)(struct attention_tile *, int first, int n);
+	void (*fold)(struct attention_tile *, enum dtype, int first, int n);
 	// Adds the partial result (max, sum, acc[padded]) to a total; the first one is copied.
 	void (*merge)(float *total_max, float *total_sum, float *total_acc, const float *max, const float *sum,
 	              const float *acc, int padded, bool first);

@@ -13,8 +13,10 @@ enum {
 	BINS_PER_UNIT = 64, // of (max - logit) / temperature
 	BINS = 2048,        // the last one holds all from 32 on
 };
-// Most candidates lie within e^-8 of the best; only if top-k or top-p want more are the others looked at.
-#define NEAR_WEIGHT 3.3546262790e-4f
+// Candidates are first those within e^-2 of the best; only if top-k or top-p want more are further ones looked at. The
+// last step takes all that are not zero. Which step suffices does not change the result.
+static const float candidate_weight[] = {1.3533528e-1f, 1.8315639e-2f, 3.3546263e-4f, 0x1p-149f};
+enum { CANDIDATE_STEPS = sizeof(candidate_weight) / sizeof(candidate_weight[0]) };
 
 struct candidate {
 	float logit;
@@ -210,17 +212,17 @@ static void sort_candidates(struct candidate *c, int n)
 	}
 }
 
-static int bin_of(float logit, float max, float temperature)
+static int bin_of(float logit, float max, float bins_per_logit)
 {
-	float y = (max - logit) / temperature * BINS_PER_UNIT;
+	float y = (max - logit) * bins_per_logit;
 	return y < BINS - 1 ? (int)y : BINS - 1;
 }
 
-static int sort_bin(struct scratch *s, const float *x, int n, int bin, float max, float temperature)
+static int sort_bin(struct scratch *s, const float *x, int n, int bin, float max, float bins_per_logit)
 {
 	int count = 0;
 	for (int i = 0; i < n; i++)
-		if (bin_of(x[s->list[i]], max, temperature) == bin)
+		if (bin_of(x[s->list[i]], max, bins_per_logit) == bin)
 			s->sorted[count++] = (struct candidate){x[s->list[i]], s->list[i]};
 	sort_candidates(s->sorted, count);
 	return count;
@@ -232,13 +234,21 @@ static bool find_cut(struct scratch *s, const struct sample_row *r, const float 
                      struct candidate *cut)
 {
 	bool use_k = r->top_k > 0, use_p = r->top_p < 1;
+	float bins_per_logit = fminf(BINS_PER_UNIT / r->temperature, 1e30f);
 	*cut = (struct candidate){-INFINITY, INT32_MAX};
 	if (use_k && n < r->top_k)
 		return false;
+	if (!use_k) {
+		double listed = 0;
+		for (int i = 0; i < n; i++)
+			listed += (double)s->weights[s->list[i]];
+		if (listed < (double)r->top_p * total)
+			return false;
+	}
 	memset(s->mass, 0, sizeof(s->mass));
 	memset(s->count, 0, sizeof(s->count));
 	for (int i = 0; i < n; i++) {
-		int b = bin_of(x[s->list[i]], max, r->temperature);
+		int b = bin_of(x[s->list[i]], max, bins_per_logit);
 		s->count[b]++;
 		s->mass[b] += (double)s->weights[s->list[i]];
 	}
@@ -248,7 +258,7 @@ static bool find_cut(struct scratch *s, const struct sample_row *r, const float 
 			left -= s->count[b];
 			total += s->mass[b];
 		}
-		sort_bin(s, x, n, b, max, r->temperature);
+		sort_bin(s, x, n, b, max, bins_per_logit);
 		for (int i = 0; i < left; i++)
 			total += (double)s->weights[s->sorted[i].id];
 		*cut = s->sorted[left - 1];
@@ -260,7 +270,7 @@ static bool find_cut(struct scratch *s, const struct sample_row *r, const float 
 			have += s->mass[b];
 		if (b == BINS)
 			return use_k;
-		int count = sort_bin(s, x, n, b, max, r->temperature), i = 0;
+		int count = sort_bin(s, x, n, b, max, bins_per_logit), i = 0;
 		for (; i < count - 1; i++) {
 			have += (double)s->weights[s->sorted[i].id];
 			if (have >= want)
@@ -277,10 +287,11 @@ static int32_t draw_filtered(const struct job *j, struct scratch *s, const struc
                              int vocab, float max, double total, double u)
 {
 	struct candidate cut;
-	int n = j->kernel->collect(s->list, s->weights, vocab, NEAR_WEIGHT);
-	if (!find_cut(s, r, x, n, max, total, &cut)) {
-		n = j->kernel->collect(s->list, s->weights, vocab, 0x1p-149f);
-		find_cut(s, r, x, n, max, total, &cut);
+	int n = 0;
+	for (int step = 0; step < CANDIDATE_STEPS; step++) {
+		n = j->kernel->collect(s->list, s->weights, vocab, candidate_weight[step]);
+		if (find_cut(s, r, x, n, max, total, &cut))
+			break;
 	}
 	int kept = 0;
 	double sum = 0;

@@ -163,7 +163,12 @@ VEC_INLINE vf v_load_half(const uint16_t *p)
 #elif VEC_ISA == 256
 	return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 #else
-	return (vf){cpu_half_to_float(p[0]), cpu_half_to_float(p[1]), cpu_half_to_float(p[2]), cpu_half_to_float(p[3])};
+	// Exponent and mantissa move up, 2^112 makes up for the difference of the biases; infinities and NaNs get all ones.
+	typedef uint32_t vu __attribute__((vector_size(16)));
+	vu u = {p[0], p[1], p[2], p[3]};
+	vu magnitude = (u & 0x7fff) << 13;
+	vf f = (vf)magnitude * v_set1(0x1p112f);
+	return (vf)((vu)f | ((u & 0x8000) << 16) | ((vu)((u & 0x7c00) == 0x7c00) & 0x7f800000));
 #endif
 }
 
