@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { PIECES_PER_THREAD = 8, MAX_PARTIAL_BYTES = 64 << 20 };
+enum { PIECES_PER_THREAD = 8, PREFETCH_QUERIES = 16, MAX_PARTIAL_BYTES = 64 << 20 };
 
 // Rows x heads of one sequence that share a kv head.
 struct tile {
@@ -106,6 +106,26 @@ static void find_rows(const struct plan *p, const struct tile *t, struct attenti
 	out->end = to;
 }
 
+// Asks for the pages of positions [base, base + 64) ahead of their use. Runs of a page are short (2 KiB for 16 positions
+// of 64 float16), and the hardware does not follow from one page to the next.
+static void prefetch_rows(const struct plan *p, const struct tile *t, int base, int end)
+{
+	const struct kv_view *kv = &p->args->kv;
+	const int32_t *table = p->args->block_table + (int64_t)t->seq * p->args->max_blocks;
+	int64_t row_bytes = kv->head_dim * (kv->dtype == DTYPE_F32 ? 4 : 2);
+	end = min_int(end, base + ATTENTION_BLOCK);
+	while (base < end) {
+		int page = base / kv->block_size, slot = base % kv->block_size, n = min_int(kv->block_size - slot, end - base);
+		int64_t row = ((int64_t)table[page] * kv->n_kv_heads + t->kv_head) * kv->block_size + slot;
+		const char *k = (const char *)kv->k + row * row_bytes, *v = (const char *)kv->v + row * row_bytes;
+		for (int64_t i = 0; i < n * row_bytes; i += 64) {
+			__builtin_prefetch(k + i);
+			__builtin_prefetch(v + i);
+		}
+		base += n;
+	}
+}
+
 // Leaves partial result number `split` of all rows that see it in out; the others keep sum 0.
 static void compute_split(const struct plan *p, const struct tile *t, struct attention_tile *out, int split)
 {
@@ -117,6 +137,9 @@ static void compute_split(const struct plan *p, const struct tile *t, struct att
 	}
 	memset(out->acc, 0, (size_t)n * (size_t)p->padded * sizeof(float));
 	int last = t->position + t->n_rows - 1;
+	int prefetch_end = t->partial < 0 ? last + 1 : min_int(last + 1, (split + 1) * ATTENTION_SPLIT);
+	if (n <= PREFETCH_QUERIES && (t->partial >= 0 || split == t->split_from))
+		prefetch_rows(p, t, max_int(split * ATTENTION_SPLIT, first_visible(a, t->position)), prefetch_end);
 	for (int base = split * ATTENTION_SPLIT; base < (split + 1) * ATTENTION_SPLIT && base <= last;
 	     base += ATTENTION_BLOCK) {
 		int first_row = max_int(0, base - t->position); // the first that reaches this block
@@ -138,6 +161,8 @@ static void compute_split(const struct plan *p, const struct tile *t, struct att
 		if (end_row == first_row)
 			continue;
 		find_rows(p, t, out, base, from, to);
+		if (n <= PREFETCH_QUERIES)
+			prefetch_rows(p, t, base + ATTENTION_BLOCK, prefetch_end);
 		int n_seeing = (end_row - first_row) * t->n_heads;
 		p->kernel->load(out, a->kv.dtype, n_seeing);
 		p->kernel->fold(out, a->kv.dtype, first_row * t->n_heads, n_seeing);
