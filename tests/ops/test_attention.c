@@ -98,7 +98,7 @@ static const struct shape shapes[] = {
 	{9, 3, 64, 16, 0, DTYPE_F16},   {9, 3, 64, 16, 100, DTYPE_F16}, {4, 4, 80, 1, 0, DTYPE_BF16},
 	{8, 1, 96, 7, 0, DTYPE_F32},    {14, 2, 128, 256, 0, DTYPE_F16}, {2, 2, 256, 33, 64, DTYPE_BF16},
 	{4, 2, 7, 5, 0, DTYPE_F16},     {3, 1, 1, 16, 0, DTYPE_F32},    {2, 1, 50, 64, 1, DTYPE_BF16},
-	{71, 1, 64, 16, 0, DTYPE_F16},
+	{50, 1, 16, 16, 0, DTYPE_F16},
 };
 enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
 
@@ -135,23 +135,27 @@ Test(attention, a_mixed_batch_equals_double_precision)
 
 Test(attention, a_row_has_the_same_bits_alone_in_chunks_in_company_and_on_any_number_of_threads)
 {
-	enum { LEN = 700 };
+	enum { LEN = 560 };
 	for (int c = 0; c < SHAPES; c++) {
 		struct op_random random = {(uint64_t)c + 200};
 		const struct shape *s = &shapes[c];
+		// Rows begin..LEN-1 are computed; from 0 once, else across the boundary of a split only, to save time.
+		int begin = c == 0 ? 0 : 470, n_rows = LEN - begin;
 		size_t width = (size_t)(s->heads * s->dim);
 		struct cache cache = make_cache(&random, *s, 2, LEN);
 		float *q = op_random_floats(&random, LEN * width, 1.5f);
 		FOR_EACH_ISA(isa) {
 			struct ops_context *one = op_context(isa, 1), *many = op_context(isa, 4);
 			float *whole = op_poisoned(LEN * width);
-			attend(one, &cache, 1, (int32_t[]){0, LEN}, (int32_t[]){LEN}, cache.table, q, whole);
+			attend(one, &cache, 1, (int32_t[]){0, n_rows}, (int32_t[]){LEN}, cache.table, q + (size_t)begin * width,
+			       whole + (size_t)begin * width);
 			float *out = op_poisoned(LEN * width);
-			attend(many, &cache, 1, (int32_t[]){0, LEN}, (int32_t[]){LEN}, cache.table, q, out);
+			attend(many, &cache, 1, (int32_t[]){0, n_rows}, (int32_t[]){LEN}, cache.table, q + (size_t)begin * width,
+			       out + (size_t)begin * width);
 			op_assert_same_bits(out, whole, LEN * width, "%s shape %d, 4 threads", op_isa_name[isa], c);
 			// In chunks of random size.
 			memset(out, 0xff, LEN * width * 4);
-			for (int from = 0, n; from < LEN; from += n) {
+			for (int from = begin, n; from < LEN; from += n) {
 				n = 1 + op_random_below(&random, 90);
 				n = n < LEN - from ? n : LEN - from;
 				attend(many, &cache, 1, (int32_t[]){0, n}, (int32_t[]){from + n}, cache.table, q + (size_t)from * width,
@@ -159,7 +163,7 @@ Test(attention, a_row_has_the_same_bits_alone_in_chunks_in_company_and_on_any_nu
 			}
 			op_assert_same_bits(out, whole, LEN * width, "%s shape %d, in chunks", op_isa_name[isa], c);
 			// Single rows as decoding does it, alone and next to a chunk of another sequence.
-			for (int p = LEN - 1; p >= 0; p -= 1 + op_random_below(&random, 60)) {
+			for (int p = LEN - 1; p >= begin; p -= 1 + op_random_below(&random, 60)) {
 				float *row = out + (size_t)p * width;
 				memset(row, 0xff, width * 4);
 				attend(many, &cache, 1, (int32_t[]){0, 1}, (int32_t[]){p + 1}, cache.table, q + (size_t)p * width, row);
