@@ -111,11 +111,46 @@ struct repack {
 static void repack_floats(const struct repack *r, int64_t first, int rows, uint8_t *panel)
 {
 	const struct weight *w = r->w;
-	size_t size = (size_t)w->format->bits / 8;
-	for (int64_t k = 0; k < w->cols; k++)
-		for (int i = 0; i < rows; i++)
-			memcpy(panel + ((size_t)k * PANEL_ROWS + (size_t)i) * size,
-			       r->data + (size_t)(first + i) * r->row_bytes + (size_t)k * size, size);
+	for (int i = 0; i < rows; i++) {
+		const uint8_t *row = r->data + (size_t)(first + i) * r->row_bytes;
+		if (w->format->bits == 32)
+			for (int64_t k = 0; k < w->cols; k++)
+				memcpy(panel + 4 * (k * PANEL_ROWS + i), row + 4 * k, 4);
+		else
+			for (int64_t k = 0; k < w->cols; k++)
+				memcpy(panel + 2 * (k * PANEL_ROWS + i), row + 2 * k, 2);
+	}
+}
+
+// A full panel of a type whose words of the file are lanes as they are: `words` of them after `head` bytes of scales.
+static inline __attribute__((always_inline)) void repack_words(const struct repack *r, const uint8_t *data, int head,
+                                                               int words, uint32_t flip, uint8_t *panel)
+{
+	const struct weight *w = r->w;
+	uint8_t *scales = panel + (size_t)w->n_blocks * (size_t)w->format->block_bytes;
+	for (int64_t i = 0; i < w->n_blocks; i++, panel += 64 * words, scales += 16 * head, data += head + 4 * words)
+		for (int row = 0; row < PANEL_ROWS; row++) {
+			const uint8_t *p = data + (size_t)row * r->row_bytes;
+			for (int h = 0; h < head; h += 2)
+				memcpy(scales + 16 * h + 2 * row, p + h, 2);
+			for (int j = 0; j < words; j++) {
+				uint32_t v;
+				memcpy(&v, p + head + 4 * j, 4);
+				v ^= flip;
+				memcpy(panel + 64 * j + 4 * row, &v, 4);
+			}
+		}
+}
+
+static bool repack_fast(const struct repack *r, int64_t first, uint8_t *panel)
+{
+	const uint8_t *data = r->data + (size_t)first * r->row_bytes;
+	switch (r->w->dtype) {
+	case DTYPE_Q4_0: repack_words(r, data, 2, 4, 0, panel); return true;
+	case DTYPE_Q4_1: repack_words(r, data, 4, 4, 0, panel); return true;
+	case DTYPE_Q8_0: repack_words(r, data, 2, 8, 0x80808080, panel); return true;
+	default: return false;
+	}
 }
 
 static void repack_panels(void *arg, int thread, int threads)
@@ -131,6 +166,8 @@ static void repack_panels(void *arg, int thread, int threads)
 		int rows = (int)(w->rows - first < PANEL_ROWS ? w->rows - first : PANEL_ROWS);
 		if (rows < PANEL_ROWS)
 			memset(panel, 0, w->panel_bytes); // rows beyond the last have scale 0
+		if (rows == PANEL_ROWS && repack_fast(r, first, panel))
+			continue;
 		if (w->format->scales == SCALES_NONE) {
 			repack_floats(r, first, rows, panel);
 			continue;
