@@ -53,7 +53,7 @@ static void pack_blocks(const float *x, int64_t stride, int rows, int64_t n_bloc
 				w = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(w, 0xd8), 0xd8);
 				_mm256_storeu_si256((__m256i *)(record + 64 * t + 32 * i), w);
 			}
-			dx[t] = inverse > 0 ? largest / X_LIMIT : 0;
+			dx[t] = largest > 1e-30f ? largest * (1.0f / X_LIMIT) : 0;
 			dx[rows + t] = dx[t] * (float)sum_of(sum);
 		}
 	}

@@ -11,17 +11,15 @@
 
 enum { FLOAT_STEP = 64 }; // k whose weights stay in L1 while the tiles of a chunk pass: 2 panels x 64 x 64 B = 8 kB
 
-// The 32 activations of a block as integers; returns dx, and the sums of the two halves.
-INLINE float quantise(const float *x, __m512i *q0, __m512i *q1, int sum[2])
+// The 32 activations of a block as integers; returns dx.
+INLINE float quantise(const float *x, __m512i *q0, __m512i *q1)
 {
 	__m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
 	float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
 	float inverse = largest > 1e-30f ? X_LIMIT / largest : 0;
 	*q0 = _mm512_cvtps_epi32(_mm512_mul_ps(a, _mm512_set1_ps(inverse)));
 	*q1 = _mm512_cvtps_epi32(_mm512_mul_ps(b, _mm512_set1_ps(inverse)));
-	sum[0] = _mm512_reduce_add_epi32(*q0);
-	sum[1] = _mm512_reduce_add_epi32(*q1);
-	return inverse > 0 ? largest / X_LIMIT : 0;
+	return largest > 1e-30f ? largest * (1.0f / X_LIMIT) : 0;
 }
 
 static void pack_blocks(const float *x, int64_t stride, int rows, int64_t n_blocks, void *out)
@@ -31,9 +29,8 @@ static void pack_blocks(const float *x, int64_t stride, int rows, int64_t n_bloc
 		float *dx = (float *)(record + 64 * rows);
 		for (int t = 0; t < rows; t++) {
 			__m512i q0, q1;
-			int sum[2];
-			dx[t] = quantise(x + t * stride + b * BLOCK_K, &q0, &q1, sum);
-			dx[rows + t] = dx[t] * (float)(sum[0] + sum[1]);
+			dx[t] = quantise(x + t * stride + b * BLOCK_K, &q0, &q1);
+			dx[rows + t] = dx[t] * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
 			__m512i w = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtsepi32_epi16(q0)), _mm512_cvtsepi32_epi16(q1), 1);
 			w = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(w, 0xd8), 0xd8);
 			_mm512_storeu_si512(record + 64 * t, w);
@@ -435,7 +432,9 @@ static void pack_row(const float *x, int64_t n_blocks, void *out)
 	const __m512i half = _mm512_set1_epi32(128);
 	for (int64_t b = 0; b < n_blocks; b++) {
 		__m512i q[2];
-		r.dx[b] = quantise(x + b * BLOCK_K, &q[0], &q[1], r.sum[b]);
+		r.dx[b] = quantise(x + b * BLOCK_K, &q[0], &q[1]);
+		r.sum[b][0] = _mm512_reduce_add_epi32(q[0]);
+		r.sum[b][1] = _mm512_reduce_add_epi32(q[1]);
 		r.s[b] = r.dx[b] * (float)(r.sum[b][0] + r.sum[b][1]);
 		__m128i *o = (__m128i *)(r.bytes + 64 * b);
 		for (int i = 0; i < 2; i++) {

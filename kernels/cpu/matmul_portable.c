@@ -25,7 +25,7 @@ static void pack_block(const float *x, int t, int rows, uint8_t *record)
 		sum += q;
 		words[t * BLOCK_K + place(k)] = (int16_t)q;
 	}
-	dx[t] = inverse > 0 ? largest / X_LIMIT : 0;
+	dx[t] = largest > 1e-30f ? largest * (1.0f / X_LIMIT) : 0;
 	dx[rows + t] = dx[t] * (float)sum;
 }
 
