@@ -90,6 +90,7 @@ struct driver_seq {
 struct driver {
 	struct driver_options o;
 	struct ops_context *context;
+	struct model *model;           // while something is read in place
 	struct stage *stage[DRIVER_MAX_STAGES];
 	struct edge *edge[DRIVER_MAX_STAGES]; // into stage i
 	struct model_config config;
@@ -128,9 +129,9 @@ static void driver_open(struct driver *d, const struct driver_options *o)
 	if (n > 1)
 		for (uint32_t i = 0; i < n; i++)
 			stage_set_edges(d->stage[i], &memory_transport, d->edge[i], d->edge[(i + 1) % n]);
-	(void)borrows; // a model that is read in place stays mapped until the test's process ends
+	d->model = model;
 	if (!borrows)
-		model_close(&model);
+		model_close(&d->model);
 }
 
 static void driver_close(struct driver *d)
@@ -145,6 +146,7 @@ static void driver_close(struct driver *d)
 		free(d->edge[i]);
 	}
 	ops_cpu()->destroy(&d->context);
+	model_close(&d->model);
 }
 
 static void driver_seq_init(struct driver_seq *s, uint32_t slot, const uint32_t *prompt, uint32_t n_prompt)

@@ -342,9 +342,11 @@ Test(worker, a_gap_in_step_numbers_is_an_error_that_both_workers_report, .init =
 	struct message m = first_step();
 	broadcast(&m);
 	for (int i = 0; i < WORKERS; i++) {
-		await(i, MESSAGE_ERROR, &r);
+		await(-1, MESSAGE_ERROR, &r);
 		cr_expect(strstr(r.error.text, "step 2 came after step 0"), "%s", r.error.text);
 		message_free(&r);
+	}
+	for (int i = 0; i < WORKERS; i++) {
 		int status = exit_status(i, 5000);
 		cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FATAL);
 	}
