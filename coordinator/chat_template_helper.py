@@ -43,6 +43,8 @@ def receive(source):
 def make_environment():
     from datetime import datetime
 
+    # A bundle carries jinja2 in ../python; an installed one comes first.
+    sys.path.append(__file__.rsplit("/", 2)[0] + "/python")
     import jinja2
     import jinja2.debug  # noqa: F401  (imported when a template raises, which is too late here)
     import jinja2.ext
