@@ -133,6 +133,8 @@ static void take_control(struct worker_link *l, const void *data, size_t len)
 		message_free(&m);
 		return;
 	}
+	if (interrupt) // before the compute thread can see the message and make new edges, which must not be aborted
+		interrupt_compute(l);
 	pthread_mutex_lock(&l->lock);
 	bool full = l->in_count == CONTROL_QUEUE;
 	if (!full)
@@ -143,8 +145,6 @@ static void take_control(struct worker_link *l, const void *data, size_t len)
 		log_error("a %s was dropped: %d control messages are waiting", message_type_name(m.type), CONTROL_QUEUE);
 		message_free(&m);
 	}
-	if (interrupt)
-		interrupt_compute(l);
 }
 
 static void take_step(struct worker_link *l, const void *data, size_t len)
@@ -277,11 +277,11 @@ static void take_monitor(struct worker_link *l)
 			} else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && l->lost_since_ms) {
 				l->lost_since_ms = 0;
 				l->heard_ms = now_ms();
+				interrupt_compute(l);
 				pthread_mutex_lock(&l->lock);
 				l->back = true;
 				pthread_cond_signal(&l->arrived);
 				pthread_mutex_unlock(&l->lock);
-				interrupt_compute(l);
 			}
 		}
 	}

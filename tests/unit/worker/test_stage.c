@@ -156,6 +156,24 @@ Test(stage, truncating_and_running_again_gives_the_same_bits, .init = setup)
 	free(want.logits);
 }
 
+Test(stage, dummy_weights_do_not_depend_on_the_split)
+{
+	for (int i = 0; i < 2; i++) {
+		static struct driver_seq one, three;
+		struct driver_options o = options(1);
+		snprintf(tiny_path, sizeof tiny_path, "%s/golden/tiny/%s", TEST_DATA_DIR, i ? "qwen3" : "qwen2");
+		for (uint32_t t = 0; t < 40; t++)
+			text[t] = (t * 13 + 5) % 200;
+		o.dummy = true;
+		run_alone(&one, o, 40);
+		o.n_stages = 2;
+		run_alone(&three, o, 9);
+		expect_same(&one, &three, VOCAB_ROWS, tiny_path);
+		free(one.logits);
+		free(three.logits);
+	}
+}
+
 // Runs one made-up step on a fresh stage and expects a refusal that names `expected`.
 static void refuse(struct message_step step, const char *expected)
 {
