@@ -47,5 +47,5 @@ void plan_print(const struct engine_info *info, const struct model *model, bool 
 		       (double)s->weight_bytes * 1e-6, (double)s->workspace_bytes * 1e-6, (double)s->kv_bytes * 1e-6, s->blocks_possible,
 		       s->decode_us * 1e-3, s->prefill_us_per_token > 0 ? 1e6 / s->prefill_us_per_token : 0);
 	}
-	printf("%s\n", p->why);
+	printf("bottleneck by %s\n", p->why);
 }

@@ -173,7 +173,7 @@ static enum status refuse(const struct planner *p, const uint32_t *layers, struc
 		uint64_t need = planner_need_bytes(p, i, first, layers[i], p->least_blocks);
 		uint64_t limit = p->devices[i].memory_limit_bytes;
 		if (need > limit && len < sizeof text - 160)
-			len += (size_t)snprintf(text + len, sizeof text - len, "; %.48s lacks %llu bytes: %u layers need %llu of %llu",
+			len += (size_t)snprintf(text + len, sizeof text - len, "; %.48s is missing %llu bytes: %u layers need %llu of %llu",
 			                        p->devices[i].label, (unsigned long long)(need - limit), layers[i],
 			                        (unsigned long long)need, (unsigned long long)limit);
 	}

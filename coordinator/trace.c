@@ -9,6 +9,7 @@
 
 struct trace {
 	FILE *file;
+	uint32_t n_stages;
 	bool any;
 };
 
@@ -51,6 +52,8 @@ static void put_text(FILE *f, const char *s)
 void trace_stage(struct trace *t, uint32_t stage, const char *label)
 {
 	FILE *f = next(t);
+	if (stage >= t->n_stages)
+		t->n_stages = stage + 1;
 	fprintf(f, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"tid\":0,\"args\":{\"name\":\"stagecoach\"}}");
 	f = next(t);
 	fprintf(f, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":1,\"tid\":%u,\"args\":{\"name\":", stage + 1);
@@ -71,10 +74,13 @@ void trace_add(struct trace *t, uint32_t stage, uint32_t epoch, const struct tra
 		        (unsigned long long)(v->end_us - v->begin_us), (unsigned long long)v->step, v->micro_batch, v->n_rows, epoch);
 		if (v->kind != TRACE_COMPUTE)
 			continue;
-		// One flow per step: it begins in the first stage and goes on in each later one.
+		if (t->n_stages < 2)
+			continue;
+		// One flow per step, from the first stage to the last.
+		const char *phase = stage == 0 ? "s" : stage + 1 < t->n_stages ? "t" : "f";
 		f = next(t);
-		fprintf(f, "{\"ph\":\"%s\",\"name\":\"step\",\"cat\":\"flow\",\"id\":\"%u.%llu\",\"pid\":1,\"tid\":%u,\"ts\":%llu}",
-		        stage == 0 ? "s" : "t", epoch, (unsigned long long)v->step, stage + 1, (unsigned long long)v->begin_us);
+		fprintf(f, "{\"ph\":\"%s\",\"bp\":\"e\",\"name\":\"step\",\"cat\":\"flow\",\"id\":\"%u.%llu\",\"pid\":1,\"tid\":%u,\"ts\":%llu}",
+		        phase, epoch, (unsigned long long)v->step, stage + 1, (unsigned long long)v->begin_us);
 	}
 }
 

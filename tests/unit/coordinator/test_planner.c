@@ -159,11 +159,11 @@ Test(planner, a_model_that_cannot_fit_is_refused_with_the_missing_bytes_of_each_
 	struct plan p;
 	struct error e;
 	cr_assert_eq(planner_plan(&p, &m, d, &o, &e), STATUS_REFUSED);
-	cr_assert(strstr(e.text, "stage 0 (cpu/1 on a) lacks ") != NULL && strstr(e.text, "stage 1 (cpu/1 on b) lacks ") != NULL,
+	cr_assert(strstr(e.text, "stage 0 (cpu/1 on a) is missing ") != NULL && strstr(e.text, "stage 1 (cpu/1 on b) is missing ") != NULL,
 	          "%s", e.text);
 	// 5 layers and half a layer's worth of embedding or head, workspace of 1.5 MiB, one block of 5 layers.
 	char expected[64];
-	snprintf(expected, sizeof expected, "lacks %llu bytes", (unsigned long long)(550 * MiB + MiB + 512 * 1024 + 5 * 65536 - 300 * MiB));
+	snprintf(expected, sizeof expected, "is missing %llu bytes", (unsigned long long)(550 * MiB + MiB + 512 * 1024 + 5 * 65536 - 300 * MiB));
 	cr_assert(strstr(e.text, expected) != NULL, "%s, expected %s", e.text, expected);
 }
 
