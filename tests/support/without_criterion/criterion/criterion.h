@@ -93,6 +93,13 @@ static bool without_run(const struct without_test *t)
 	return t->signal ? WIFSIGNALED(status) && WTERMSIG(status) == t->signal : WIFEXITED(status) && !WEXITSTATUS(status);
 }
 
+// Libraries that are not built for ThreadSanitizer hand memory over by means that it does not see.
+const char *__tsan_default_suppressions(void);
+const char *__tsan_default_suppressions(void)
+{
+	return "called_from_lib:libzmq.so\nrace:libzmq.so\ncalled_from_lib:libmicrohttpd.so\nrace:libmicrohttpd.so\n";
+}
+
 // Words on the command line pick tests by parts of their names.
 int main(int argc, char **argv)
 {
