@@ -208,6 +208,8 @@ void stage_set_edges(struct stage *s, const struct transport *transport, struct 
 	s->transport = transport;
 	s->in = in;
 	s->out = out;
+	if (in && transport->set_spin)
+		transport->set_spin(in, s->assign.may_spin);
 }
 
 static size_t hidden_bytes(const struct stage *s, uint32_t n_rows)

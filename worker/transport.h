@@ -33,6 +33,8 @@ struct transport {
 	enum status (*post_receive)(struct edge *, uint64_t step, void *buffer, size_t bytes, struct error *);
 	// Waits for the oldest posted receive. STATUS_CLOSED, STATUS_TIMEOUT, STATUS_INVALID (wrong frame).
 	enum status (*wait_receive)(struct edge *, unsigned timeout_ms, struct error *);
+	// Whether the waiter may keep its core awake around the time when data is due (there are cores enough); NULL: never.
+	void (*set_spin)(struct edge *, bool may_spin);
 	// Sends; the buffer may be reused when it returns.
 	enum status (*send)(struct edge *, uint64_t step, const void *buffer, size_t bytes, struct error *);
 	void (*abort)(struct edge *);   // from any thread: wakes every waiter with STATUS_CLOSED

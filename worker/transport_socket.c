@@ -3,6 +3,10 @@
 // thread is woken on the way of a token; only frames larger than AHEAD_BYTES (prefill) are read by a helper thread while
 // the caller computes.
 //
+// A core that has gone to sleep takes 40 microseconds to answer (virtual machine, Xeon with AVX-512 BF16: a hop took 30
+// microseconds after 50 of waiting, 72 after 4,000). Decoding waits are regular, so where spinning is allowed a waiter
+// sleeps until shortly before data is due, by the mean and spread of its last waits, and then looks without sleeping.
+//
 // Abort is shutdown(2), which wakes a blocked read or write in any thread and leaves the descriptor valid.
 #define _GNU_SOURCE
 #include "worker/transport.h"
@@ -32,6 +36,8 @@ enum {
 	POSTED_MAX = 1024,             // receives posted and not waited for
 	STASH_MAX = 16,                // peers that came for another epoch or kind
 	BUFFER_BYTES = 4 << 20,        // asked of the kernel, which may give less
+	SPIN_MIN_NS = 100000,          // half of the time that is spun, at least and at most
+	SPIN_MAX_NS = 800000,
 };
 
 struct handshake { uint32_t magic, epoch, kind, zero; };
@@ -58,6 +64,8 @@ struct edge {
 	char failure_text[160];
 	bool has_helper;
 	pthread_t helper;
+	bool may_spin;
+	int64_t expected_ns, spread_ns; // of waits for small frames: mean, and mean distance from it
 };
 
 struct listener {
@@ -72,6 +80,13 @@ static uint64_t now_ms(void)
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static int64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 // "unix:PATH" or "tcp:127.x.y.z:PORT". Anything beyond loopback is refused by name.
@@ -374,6 +389,39 @@ static bool complete(const struct posted *p)
 	return p->done == sizeof p->header + p->bytes;
 }
 
+// Waits for a small frame around the time when it is due, awake at the end. OK, ABSENT (it is late: wait asleep) or a
+// failure. The caller has set `reading`.
+static enum status progress_awake(struct edge *edge, struct posted *p)
+{
+	int64_t begin = now_ns(), half = 2 * edge->spread_ns + SPIN_MIN_NS;
+	if (half > SPIN_MAX_NS)
+		half = SPIN_MAX_NS;
+	int64_t asleep = edge->expected_ns - half, end = begin + edge->expected_ns + half;
+	enum status status = STATUS_ABSENT;
+	if (asleep > 0) {
+		struct pollfd f = {.fd = edge->fd, .events = POLLIN};
+		ppoll(&f, 1, &(struct timespec){.tv_sec = asleep / 1000000000, .tv_nsec = asleep % 1000000000}, NULL);
+	}
+	do {
+		status = progress(edge, p);
+#ifdef __x86_64__
+		for (int i = 0; status == STATUS_ABSENT && i < 20; i++)
+			__builtin_ia32_pause();
+#endif
+	} while (status == STATUS_ABSENT && !edge->aborted && now_ns() < end);
+	return status;
+}
+
+// A wait of `ns` for a small frame has ended.
+static void learn_wait(struct edge *edge, int64_t ns)
+{
+	int64_t off = ns - edge->expected_ns, most = edge->expected_ns + 1000000; // one long wait says little about the next
+	if (off > most)
+		off = most;
+	edge->expected_ns += off / 8;
+	edge->spread_ns += ((off < 0 ? -off : off) - edge->spread_ns) / 8;
+}
+
 // The oldest posted receive that is not complete, or NULL.
 static struct posted *next_incomplete(struct edge *edge)
 {
@@ -432,6 +480,7 @@ static enum status socket_post_receive(struct edge *edge, uint64_t step, void *b
 
 static enum status socket_wait_receive(struct edge *edge, unsigned timeout_ms, struct error *e)
 {
+	int64_t begin = now_ns();
 	uint64_t deadline = now_ms() + timeout_ms;
 	struct timespec until = {.tv_sec = (time_t)(deadline / 1000), .tv_nsec = (long)(deadline % 1000) * 1000000};
 	enum status status;
@@ -439,9 +488,12 @@ static enum status socket_wait_receive(struct edge *edge, unsigned timeout_ms, s
 	ASSERT(edge->count > 0);
 	edge->waiting = true;
 	struct posted *p = &edge->posted[edge->head];
+	bool small = p->bytes < AHEAD_BYTES, awake = small && edge->may_spin;
 	for (;;) {
 		if (complete(p) && edge->failure != STATUS_INVALID) {
 			status = STATUS_OK;
+			if (small)
+				learn_wait(edge, now_ns() - begin);
 			edge->head = (edge->head + 1) % POSTED_MAX;
 			edge->count--;
 			break;
@@ -463,7 +515,12 @@ static enum status socket_wait_receive(struct edge *edge, unsigned timeout_ms, s
 		edge->reading = true;
 		pthread_mutex_unlock(&edge->lock);
 		bool in_time = true;
-		if (progress(edge, p) == STATUS_ABSENT)
+		enum status got = progress(edge, p);
+		if (got == STATUS_ABSENT && awake) {
+			got = progress_awake(edge, p);
+			awake = false;
+		}
+		if (got == STATUS_ABSENT)
 			in_time = wait_fd(edge->fd, POLLIN, deadline);
 		pthread_mutex_lock(&edge->lock);
 		edge->reading = false;
@@ -505,6 +562,11 @@ static enum status socket_send(struct edge *edge, uint64_t step, const void *buf
 	return STATUS_OK;
 }
 
+static void socket_set_spin(struct edge *edge, bool may_spin)
+{
+	edge->may_spin = may_spin;
+}
+
 static void socket_abort(struct edge *edge)
 {
 	edge->aborted = true;
@@ -540,6 +602,7 @@ const struct transport transport_socket = {
 	.connect = socket_connect,
 	.post_receive = socket_post_receive,
 	.wait_receive = socket_wait_receive,
+	.set_spin = socket_set_spin,
 	.send = socket_send,
 	.abort = socket_abort,
 	.close = socket_close,
