@@ -384,22 +384,14 @@ static enum status make_scheduler(struct engine *e, struct error *error)
 	uint64_t fits = (uint64_t)e->n_blocks[0] * e->settings.block_size;
 	uint64_t own = (uint64_t)model_config(e->model)->max_context;
 	uint32_t context = e->settings.max_context ? e->settings.max_context : (uint32_t)(fits < own ? fits : own);
-	// A step should stay below a second wherever it is, and half of that leaves room for neighbours on the machine.
-	double us = 0;
-	for (uint32_t i = 0; i < e->plan.n_stages; i++)
-		if (e->plan.stage[i].prefill_us_per_token > us)
-			us = e->plan.stage[i].prefill_us_per_token;
-	double rows = us > 0 ? 500000 / us : e->settings.max_batch_tokens;
 	struct scheduler_options o = {
 		.max_seqs = e->settings.max_seqs, .max_batch_tokens = e->settings.max_batch_tokens,
 		// The queue is bounded where requests are submitted; preempted ones may come on top.
 		.max_queue = e->settings.max_queue * 2 + 64, .max_context = context, .block_size = e->settings.block_size,
 		.n_groups = e->n_groups, .n_stages = e->registry.n_workers, .prefix_cache = e->o.prefix_cache,
-		.max_prefill_tokens = rows < 16 ? 16 : rows > e->settings.max_batch_tokens ? e->settings.max_batch_tokens : (uint32_t)rows,
+		.max_prefill_tokens = planner_chunk_tokens(&e->plan, e->settings.max_batch_tokens),
 		.round_us = round_us, .user = e,
 	};
-	if (o.max_prefill_tokens > o.max_batch_tokens)
-		o.max_prefill_tokens = o.max_batch_tokens;
 	TRY(scheduler_create(&e->scheduler, &o, error));
 	e->limits = (struct message_limits){
 		.max_seqs = o.max_seqs, .max_batch_tokens = o.max_batch_tokens, .max_context = o.max_context,

@@ -16,7 +16,8 @@
 
 #include "coordinator/planner_internal.h"
 
-enum { STEP_TARGET_US = 500000 };
+// A step should stay below a second wherever it is; half of that leaves room for neighbours on the machine.
+enum { STEP_TARGET_US = 500000, LEAST_CHUNK_TOKENS = 16 };
 
 // ---- memory
 
@@ -128,7 +129,8 @@ uint32_t planner_chunk_tokens(const struct plan *plan, uint32_t max_batch_tokens
 	for (uint32_t i = 0; i < plan->n_stages; i++)
 		slowest = fmax(slowest, plan->stage[i].prefill_us_per_token);
 	double rows = slowest > 0 ? STEP_TARGET_US / slowest : max_batch_tokens;
-	return rows < 1 ? 1 : rows < max_batch_tokens ? (uint32_t)rows : max_batch_tokens;
+	rows = fmax(rows, LEAST_CHUNK_TOKENS);
+	return rows < max_batch_tokens ? (uint32_t)rows : max_batch_tokens;
 }
 
 // ---- refusals
