@@ -1,6 +1,6 @@
 // Owns reference counts, the free list and the table of published blocks of one KV group. The surprising decision: one
-// list serves as free list and as LRU order: blocks nobody can find go to its front, published ones to its back, so that
-// taking from the front evicts a published block only when no other is free.
+// list serves as free list and as LRU order: blocks nobody can find go to its front, published ones to its back, so
+// that taking from the front evicts a published block only when no other is free.
 #include "coordinator/block_pool.h"
 
 #include <stdbool.h>
@@ -12,9 +12,9 @@
 
 struct block {
 	uint32_t holders;
-	uint32_t prev, next;   // free list
-	uint32_t chain;        // next of its bucket
-	uint64_t content;      // 0: not published
+	uint32_t prev, next; // free list
+	uint32_t chain;      // next of its bucket
+	uint64_t content;    // 0: not published
 	uint64_t parent, salt, scope, hash;
 };
 
@@ -24,9 +24,9 @@ struct block_pool {
 	uint32_t bucket_mask;
 	uint64_t hash_mask;
 	uint64_t last_content;
-	uint32_t *buckets;     // [bucket_mask + 1] first block
-	uint32_t *tokens;      // [n_blocks][block_size] of published blocks
-	struct block *blocks;  // [n_blocks]
+	uint32_t *buckets;    // [bucket_mask + 1] first block
+	uint32_t *tokens;     // [n_blocks][block_size] of published blocks
+	struct block *blocks; // [n_blocks]
 };
 
 static uint64_t mix(uint64_t h, uint64_t v)

@@ -1,6 +1,7 @@
-// The blocks of one KV group: who holds which, and which full blocks can serve another sequence with the same beginning.
-// The surprising decision: a published block is named by a content id that is never used twice, and a child names its
-// parent by that id, so that comparing one block's tokens proves the whole prefix equal; a hash only finds candidates.
+// The blocks of one KV group: who holds which, and which full blocks can serve another sequence with the same
+// beginning. The surprising decision: a published block is named by a content id that is never used twice, and a child
+// names its parent by that id, so that comparing one block's tokens proves the whole prefix equal; a hash only finds
+// candidates.
 #ifndef STAGECOACH_COORDINATOR_BLOCK_POOL_H
 #define STAGECOACH_COORDINATOR_BLOCK_POOL_H
 

@@ -56,7 +56,8 @@ uint64_t planner_blocks(const struct planner *p, const uint32_t *layers)
 
 // ---- time
 
-double planner_stage_us(const struct planner *p, uint32_t stage, uint32_t first, uint32_t n, double seqs, double context)
+double planner_stage_us(const struct planner *p, uint32_t stage, uint32_t first, uint32_t n, double seqs,
+                        double context)
 {
 	const struct plan_model *m = p->model;
 	const struct plan_device *d = &p->devices[stage];
@@ -144,7 +145,8 @@ static enum status check(const struct plan_model *m, const struct plan_device *d
 		return error_set(e, STATUS_REFUSED, "the model has %u layers, 1 to %d are possible", m->n_layers,
 		                 MODEL_MAX_LAYERS);
 	if (o->n_stages > m->n_layers)
-		return error_set(e, STATUS_REFUSED, "%u stages are more than the model's %u layers", o->n_stages, m->n_layers);
+		return error_set(e, STATUS_REFUSED, "%u stages are more than the model's %u layers", o->n_stages,
+		                 m->n_layers);
 	if (o->max_context > o->model_max_context)
 		return error_set(e, STATUS_REFUSED, "a context of %u tokens was asked for, the model's own is %u",
 		                 o->max_context, o->model_max_context);
@@ -154,11 +156,13 @@ static enum status check(const struct plan_model *m, const struct plan_device *d
 	if (o->layers == NULL)
 		return STATUS_OK;
 	if (o->n_layers_given != o->n_stages)
-		return error_set(e, STATUS_REFUSED, "--layers names %u stages, there are %u", o->n_layers_given, o->n_stages);
+		return error_set(e, STATUS_REFUSED, "--layers names %u stages, there are %u", o->n_layers_given,
+		                 o->n_stages);
 	uint64_t sum = 0;
 	for (uint32_t i = 0; i < o->n_stages; i++) {
 		if (o->layers[i] == 0)
-			return error_set(e, STATUS_REFUSED, "--layers gives 0 layers to stage %u, each needs at least 1", i);
+			return error_set(e, STATUS_REFUSED,
+			                 "--layers gives 0 layers to stage %u, each needs at least 1", i);
 		sum += o->layers[i];
 	}
 	if (sum != m->n_layers)
@@ -175,7 +179,8 @@ static enum status refuse(const struct planner *p, const uint32_t *layers, struc
 		uint64_t need = planner_need_bytes(p, i, first, layers[i], p->least_blocks);
 		uint64_t limit = p->devices[i].memory_limit_bytes;
 		if (need > limit && len < sizeof text - 160)
-			len += (size_t)snprintf(text + len, sizeof text - len, "; %.48s is missing %llu bytes: %u layers need %llu of %llu",
+			len += (size_t)snprintf(text + len, sizeof text - len,
+			                        "; %.48s is missing %llu bytes: %u layers need %llu of %llu",
 			                        p->devices[i].label, (unsigned long long)(need - limit), layers[i],
 			                        (unsigned long long)need, (unsigned long long)limit);
 	}
@@ -198,13 +203,15 @@ static void explain(const struct planner *p, struct plan *out, const struct verd
 	const struct plan_stage *slow = &out->stage[out->bottleneck_speed];
 	char waits[64] = "";
 	if (v->running < p->sequences)
-		snprintf(waits, sizeof waits, " (%u of %u planned sequences wait)", p->sequences - v->running, p->sequences);
+		snprintf(waits, sizeof waits, " (%u of %u planned sequences wait)", p->sequences - v->running,
+		         p->sequences);
 	snprintf(out->why, sizeof out->why,
 	         "speed: %.64s is busiest, %.2f of %.2f ms a round with %u micro-batches, %.64s idles %.0f %%; "
 	         "memory: %.64s holds least KV per layer of its own, %llu blocks%s, %.1f MiB stay unused elsewhere",
 	         p->devices[out->bottleneck_speed].label, slow->decode_us / 1e3, v->round_us / 1e3, v->micro_batches,
 	         p->devices[idlest].label, 100 * fmax(0, 1 - out->stage[idlest].decode_us / v->round_us),
-	         p->devices[out->bottleneck_memory].label, (unsigned long long)out->n_blocks, waits, idle_bytes / 1048576.0);
+	         p->devices[out->bottleneck_memory].label, (unsigned long long)out->n_blocks, waits,
+	         idle_bytes / 1048576.0);
 }
 
 static void describe(const struct planner *p, const uint32_t *layers, struct plan *out)
@@ -216,8 +223,9 @@ static void describe(const struct planner *p, const uint32_t *layers, struct pla
 	out->micro_batches = v.micro_batches;
 	out->tokens_per_s = v.tokens_per_s;
 	uint64_t room = v.blocks * p->o->block_size;
-	out->max_context = p->o->max_context > 0 ? p->o->max_context
-	                   : room < p->o->model_max_context ? (uint32_t)room : p->o->model_max_context;
+	out->max_context = p->o->max_context > 0            ? p->o->max_context
+	                   : room < p->o->model_max_context ? (uint32_t)room
+	                                                    : p->o->model_max_context;
 	for (uint32_t i = 0, first = 0; i < out->n_stages; first += layers[i++]) {
 		struct plan_stage *s = &out->stage[i];
 		bool head = i + 1 == out->n_stages;
@@ -231,8 +239,9 @@ static void describe(const struct planner *p, const uint32_t *layers, struct pla
 		s->kv_bytes = p->devices[i].memory_limit_bytes - s->weight_bytes - s->workspace_bytes;
 		s->bytes_per_block = p->block_bytes * layers[i];
 		s->blocks_possible = layers[i] > 0 ? s->kv_bytes / s->bytes_per_block : UINT64_MAX;
-		s->decode_us = v.micro_batches * planner_stage_us(p, i, first, layers[i], (double)v.running / v.micro_batches,
-		                                                  p->o->plan_tokens);
+		s->decode_us =
+			v.micro_batches * planner_stage_us(p, i, first, layers[i], (double)v.running / v.micro_batches,
+		                                           p->o->plan_tokens);
 		// The head multiplies only the last row of a prompt.
 		s->prefill_us_per_token = flops / p->devices[i].matmul_flops * 1e6;
 		if (s->blocks_possible < out->stage[out->bottleneck_memory].blocks_possible)
@@ -256,7 +265,8 @@ enum status planner_plan(struct plan *out, const struct plan_model *model, const
 		p.layer_bytes[i + 1] = p.layer_bytes[i] + model->layer_weight_bytes[i];
 	for (uint32_t i = 0; i < o->n_stages; i++)
 		for (uint32_t k = 0; k < o->n_stages; k++)
-			p.sharers[i] += k == i || (devices[i].share_group != 0 && devices[k].share_group == devices[i].share_group);
+			p.sharers[i] += k == i || (devices[i].share_group != 0 &&
+			                           devices[k].share_group == devices[i].share_group);
 	uint32_t layers[MAX_STAGES];
 	bool fits;
 	if (o->layers != NULL) {

@@ -10,17 +10,18 @@
 static const double GOOD_ENOUGH = 0.98; // of the best tokens per second; among those, most blocks win
 
 struct bounds {
-	double stage_us;   // longest that a stage may take for one micro-batch
-	uint64_t blocks;   // least that each stage must hold
+	double stage_us; // longest that a stage may take for one micro-batch
+	uint64_t blocks; // least that each stage must hold
 	double seqs, context;
-	bool alone;        // as if nobody shared a device; the judge knows better, but bounds cannot add stages up
+	bool alone; // as if nobody shared a device; the judge knows better, but bounds cannot add stages up
 };
 
 struct search {
 	const struct planner *p;
-	double *value;     // [n_stages + 1][n_layers + 1]: least time through the stages so far
-	uint16_t *taken;   // layers of the stage that reached it
-	double floor;      // 0: the fastest split is wanted; else, of those at least as fast as this, the one with most blocks
+	double *value;   // [n_stages + 1][n_layers + 1]: least time through the stages so far
+	uint16_t *taken; // layers of the stage that reached it
+	double floor;    // 0: the fastest split is wanted; else, of those at least as fast as this, the one with most
+	                 // blocks
 	uint32_t best[MAX_STAGES];
 	struct verdict verdict;
 };
@@ -101,7 +102,9 @@ static void propose_for(struct search *x, uint32_t running, uint32_t m)
 	const struct planner *p = x->p;
 	uint32_t layers[MAX_STAGES];
 	uint64_t blocks = (uint64_t)running * ((p->o->plan_tokens + p->o->block_size - 1) / p->o->block_size);
-	struct bounds b = {.stage_us = INFINITY, .seqs = (double)running / m, .context = p->o->plan_tokens,
+	struct bounds b = {.stage_us = INFINITY,
+	                   .seqs = (double)running / m,
+	                   .context = p->o->plan_tokens,
 	                   .blocks = blocks > p->least_blocks ? blocks : p->least_blocks};
 	if (!solve(x, &b, time_cost, false, layers)) {
 		b.blocks = p->least_blocks; // then at least what fits
@@ -158,8 +161,11 @@ static void bisect_blocks(struct search *x, uint32_t running, uint32_t m, bool a
 	uint64_t low = x->verdict.blocks, high = low * 2 + 1024;
 	for (int i = 0; i < 24 && low + 1 < high; i++) {
 		uint32_t layers[MAX_STAGES];
-		struct bounds b = {.seqs = (double)running / m, .context = x->p->o->plan_tokens, .alone = alone,
-		                   .blocks = low + (high - low) / 2, .stage_us = running / x->floor * 1e6 / m};
+		struct bounds b = {.seqs = (double)running / m,
+		                   .context = x->p->o->plan_tokens,
+		                   .alone = alone,
+		                   .blocks = low + (high - low) / 2,
+		                   .stage_us = running / x->floor * 1e6 / m};
 		if (solve(x, &b, time_cost, false, layers) && propose(x, layers))
 			low = x->verdict.blocks;
 		else
@@ -175,8 +181,8 @@ static bool any_shared(const struct planner *p)
 	return false;
 }
 
-// Among splits nearly as fast, the one with the most blocks: bisects on blocks, for so many running sequences as may pay
-// with them, under the round that they may take.
+// Among splits nearly as fast, the one with the most blocks: bisects on blocks, for so many running sequences as may
+// pay with them, under the round that they may take.
 static void prefer_blocks(struct search *x)
 {
 	const struct planner *p = x->p;

@@ -1,5 +1,5 @@
-// Owns the scheduler's life: creation, requests coming and going, epochs, events, statistics. The surprising decision: a
-// new epoch keeps nothing but tokens; every unfinished sequence goes back to the queue and is admitted like a new one
+// Owns the scheduler's life: creation, requests coming and going, epochs, events, statistics. The surprising decision:
+// a new epoch keeps nothing but tokens; every unfinished sequence goes back to the queue and is admitted like a new one
 // whose prompt is all that it knows, so replay has no code of its own.
 #include "coordinator/scheduler.h"
 
@@ -22,8 +22,8 @@ enum status scheduler_create(struct scheduler **out, const struct scheduler_opti
 		return error_set(e, STATUS_INVALID, "max_context is %u and block_size is %u, must be at least 2 and 1",
 		                 o->max_context, o->block_size);
 	if (o->n_groups < 1 || o->n_groups > MAX_KV_GROUPS || o->n_stages < 1 || o->n_stages > MAX_STAGES)
-		return error_set(e, STATUS_INVALID, "%u KV groups and %u stages, must be 1 to %d and 1 to %d", o->n_groups,
-		                 o->n_stages, MAX_KV_GROUPS, MAX_STAGES);
+		return error_set(e, STATUS_INVALID, "%u KV groups and %u stages, must be 1 to %d and 1 to %d",
+		                 o->n_groups, o->n_stages, MAX_KV_GROUPS, MAX_STAGES);
 	struct scheduler *s = xcalloc(1, sizeof *s);
 	s->o = *o;
 	if (o->max_prefill_tokens == 0 || o->max_prefill_tokens > o->max_batch_tokens)
@@ -114,16 +114,18 @@ static enum status check_request(struct scheduler *s, const struct scheduler_req
 	if (find_request(s, q->id) != NULL)
 		return error_set(e, STATUS_INVALID, "request id %llu is in use", (unsigned long long)q->id);
 	if (q->n_prompt < 1 || q->n_choices < 1 || q->max_tokens < 1)
-		return error_set(e, STATUS_INVALID, "%u prompt tokens, %u choices, max_tokens %u: each must be at least 1",
-		                 q->n_prompt, q->n_choices, q->max_tokens);
+		return error_set(e, STATUS_INVALID,
+		                 "%u prompt tokens, %u choices, max_tokens %u: each must be at least 1", q->n_prompt,
+		                 q->n_choices, q->max_tokens);
 	if (q->n_prompt >= s->o.max_context)
-		return error_set(e, STATUS_INVALID, "the prompt has %u tokens, the longest possible is %u (a context of %u)",
-		                 q->n_prompt, s->o.max_context - 1, s->o.max_context);
+		return error_set(e, STATUS_INVALID,
+		                 "the prompt has %u tokens, the longest possible is %u (a context of %u)", q->n_prompt,
+		                 s->o.max_context - 1, s->o.max_context);
 	for (uint32_t g = 0; g < s->o.n_groups && s->epoch != 0; g++) {
 		uint64_t room = (uint64_t)block_pool_count(s->pools[g]) * s->o.block_size;
 		if (q->n_prompt > room)
-			return error_set(e, STATUS_INVALID, "the prompt has %u tokens, the whole KV cache holds %llu", q->n_prompt,
-			                 (unsigned long long)room);
+			return error_set(e, STATUS_INVALID, "the prompt has %u tokens, the whole KV cache holds %llu",
+			                 q->n_prompt, (unsigned long long)room);
 	}
 	if (s->n_queued_requests >= s->o.max_queue)
 		return error_set(e, STATUS_BUSY, "%u requests are waiting, the limit is %u", s->n_queued_requests,
@@ -201,7 +203,8 @@ enum status scheduler_truncate(struct scheduler *s, uint64_t request_id, uint32_
 		return error_set(e, STATUS_BUSY, "choice %u has %u steps in flight", choice, q->in_flight);
 	if (n_tokens > q->n_computed)
 		return error_set(e, STATUS_INVALID, "cut to %u tokens, %u are computed", n_tokens, q->n_computed);
-	// A published block may serve others, so it is never written again: cut before it, and put another in its place.
+	// A published block may serve others, so it is never written again: cut before it, and put another in its
+	// place.
 	if (n_tokens < q->n_published * s->o.block_size)
 		n_tokens -= n_tokens % s->o.block_size;
 	uint32_t full = n_tokens / s->o.block_size, keep = scheduler_blocks_for(s, q->n_tokens);

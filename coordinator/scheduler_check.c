@@ -1,5 +1,5 @@
-// Test support: every invariant that can be seen from inside. The surprising decision: it aborts through the same ASSERT
-// as the program itself, so a simulation needs no way to carry failures.
+// Test support: every invariant that can be seen from inside. The surprising decision: it aborts through the same
+// ASSERT as the program itself, so a simulation needs no way to carry failures.
 #include <stdlib.h>
 
 #include "coordinator/scheduler_internal.h"
@@ -25,7 +25,8 @@ static void check_sequence(const struct scheduler *s, const struct sequence *q)
 	if (q->decoding)
 		ASSERT(q->n_computed + 1 == q->n_tokens + q->n_refs && q->lane < s->micro_batches);
 	else
-		ASSERT(q->n_computed < q->n_tokens && q->n_refs == 0 && q->n_blocks == scheduler_blocks_for(s, q->n_tokens));
+		ASSERT(q->n_computed < q->n_tokens && q->n_refs == 0 &&
+		       q->n_blocks == scheduler_blocks_for(s, q->n_tokens));
 }
 
 static void check_blocks(const struct scheduler *s)

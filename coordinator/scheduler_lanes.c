@@ -1,6 +1,6 @@
-// Owns the number of micro-batches and which decoding sequence belongs to which. The surprising decision: it is judged by
-// predicted round time but changed only for a gain of 5 % and at most every 50 ms, since a change moves sequences and a
-// moved sequence may wait one round.
+// Owns the number of micro-batches and which decoding sequence belongs to which. The surprising decision: it is judged
+// by predicted round time but changed only for a gain of 5 % and at most every 50 ms, since a change moves sequences
+// and a moved sequence may wait one round.
 #include "coordinator/scheduler_internal.h"
 
 enum { STABLE_US = 50000 };

@@ -48,14 +48,15 @@ static enum status check(const struct scheduler *s, const struct message *m, str
 		return error_set(e, STATUS_INVALID, "result of step %llu, expected step %llu", step,
 		                 (unsigned long long)f->step);
 	if (r->micro_batch != f->lane || r->n_tokens != f->n_samples)
-		return error_set(e, STATUS_INVALID, "result of step %llu has micro-batch %u and %u tokens, expected %u and %u",
-		                 step, r->micro_batch, r->n_tokens, f->lane, f->n_samples);
+		return error_set(e, STATUS_INVALID,
+		                 "result of step %llu has micro-batch %u and %u tokens, expected %u and %u", step,
+		                 r->micro_batch, r->n_tokens, f->lane, f->n_samples);
 	for (uint32_t i = 0, n = 0; i < f->n_rows; i++) {
 		if (!f->rows[i].sample)
 			continue;
 		if (r->tokens[n].slot != f->rows[i].slot)
-			return error_set(e, STATUS_INVALID, "result of step %llu has slot %u as token %u, expected %u", step,
-			                 r->tokens[n].slot, n, f->rows[i].slot);
+			return error_set(e, STATUS_INVALID, "result of step %llu has slot %u as token %u, expected %u",
+			                 step, r->tokens[n].slot, n, f->rows[i].slot);
 		n++;
 	}
 	return STATUS_OK;

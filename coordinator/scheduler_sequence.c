@@ -218,7 +218,8 @@ void scheduler_stop_running(struct scheduler *s, struct sequence *q)
 		at++;
 	memmove(&s->running[at], &s->running[at + 1], (--s->n_running - at) * sizeof *s->running);
 	for (uint32_t g = 0; g < s->o.n_groups; g++)
-		for (uint32_t i = q->n_blocks - PLANTED(BLOCK_LOST); i-- > 0;) // children before parents, so that they are evicted first
+		for (uint32_t i = q->n_blocks - PLANTED(BLOCK_LOST);
+		     i-- > 0;) // children before parents, so that they are evicted first
 			block_pool_release(s->pools[g], q->blocks[g][i]);
 	s->releases++;
 	if (!PLANTED(END_NOT_TOLD) || q->in_flight == 0)

@@ -1,7 +1,7 @@
-// Owns the building of steps. Lanes take turns; a step has the decode rows of its lane first, then prompt chunks, oldest
-// first, then newly admitted sequences. The surprising decision: prompt chunks belong to no lane. Whatever step comes
-// next carries the next chunk, so that chunks of one prompt run in several stages at once however few micro-batches
-// there are.
+// Owns the building of steps. Lanes take turns; a step has the decode rows of its lane first, then prompt chunks,
+// oldest first, then newly admitted sequences. The surprising decision: prompt chunks belong to no lane. Whatever step
+// comes next carries the next chunk, so that chunks of one prompt run in several stages at once however few
+// micro-batches there are.
 #include <string.h>
 
 #include "coordinator/scheduler_internal.h"
@@ -250,14 +250,20 @@ static bool build(struct scheduler *s, uint32_t lane, const struct load *l, stru
 		.type = MESSAGE_STEP,
 		.epoch = s->epoch,
 		.step = s->next_step++,
-		.step_ = {
-			.micro_batch = lane,
-			.n_ends = s->n_ends, .ends = s->ends,
-			.n_new = s->n_new, .news = s->news,
-			.n_seqs = s->n_seqs, .seqs = s->seqs,
-			.n_tokens = s->n_step_tokens, .tokens = s->tokens,
-			.n_blocks = s->n_step_blocks, .blocks = s->step_blocks,
-		},
+		.step_ =
+			{
+				.micro_batch = lane,
+				.n_ends = s->n_ends,
+				.ends = s->ends,
+				.n_new = s->n_new,
+				.news = s->news,
+				.n_seqs = s->n_seqs,
+				.seqs = s->seqs,
+				.n_tokens = s->n_step_tokens,
+				.tokens = s->tokens,
+				.n_blocks = s->n_step_blocks,
+				.blocks = s->step_blocks,
+			},
 	};
 	s->n_ends = 0; // the array stays as it is until the next call
 	s->n_flights++;
@@ -271,9 +277,10 @@ bool scheduler_next_step(struct scheduler *s, uint64_t now_us, struct message *o
 		return false;
 	scheduler_choose_lanes(s, now_us);
 	struct load l = measure(s);
-	// A step of prompt rows alone reads all weights once more: for half a chunk or more, or if nothing else would be
-	// computed.
-	bool prompts_alone = l.prefill_tokens > 0 && (l.n_decoding == 0 || l.prefill_tokens * 2 >= s->o.max_prefill_tokens);
+	// A step of prompt rows alone reads all weights once more: for half a chunk or more, or if nothing else would
+	// be computed.
+	bool prompts_alone =
+		l.prefill_tokens > 0 && (l.n_decoding == 0 || l.prefill_tokens * 2 >= s->o.max_prefill_tokens);
 	s->lanes_in_use = prompts_alone ? s->o.n_stages : s->micro_batches;
 	for (uint32_t k = 0; k < s->o.n_stages; k++) {
 		uint32_t lane = (s->next_lane + k) % s->o.n_stages;

@@ -1,7 +1,7 @@
-// Worker processes as far as recovery can tell them from real ones: they say hello, load, join, give signs of life, die,
-// hang, go on again and are replaced, each in its own time. The engine's part (what to do for each action) is the few
-// lines of cluster_act(). The surprising decision: time moves only when the history says so, so five seconds of silence
-// cost nothing.
+// Worker processes as far as recovery can tell them from real ones: they say hello, load, join, give signs of life,
+// die, hang, go on again and are replaced, each in its own time. The engine's part (what to do for each action) is the
+// few lines of cluster_act(). The surprising decision: time moves only when the history says so, so five seconds of
+// silence cost nothing.
 #ifndef STAGECOACH_TESTS_CLUSTER_MODEL_H
 #define STAGECOACH_TESTS_CLUSTER_MODEL_H
 
@@ -15,7 +15,7 @@ struct process {
 	uint32_t incarnation;
 };
 
-struct note {                // something a process or its launcher will say
+struct note { // something a process or its launcher will say
 	uint64_t due_us;
 	enum recovery_event_kind kind;
 	uint32_t worker, incarnation, epoch;
@@ -29,11 +29,11 @@ struct cluster {
 	struct process processes[MAX_STAGES];
 	struct note notes[CLUSTER_NOTES];
 	uint32_t n_notes;
-	uint64_t random;         // of delays
+	uint64_t random; // of delays
 	uint32_t configured, next_blocks;
 	char failure[512];
-	bool failed, broken;     // broken: results since the fault do not arrive
-	uint32_t deliverable;    // results that were sent before it
+	bool failed, broken;  // broken: results since the fault do not arrive
+	uint32_t deliverable; // results that were sent before it
 	uint32_t runs, faults;
 };
 
@@ -46,7 +46,9 @@ static inline uint32_t cluster_draw(struct cluster *c, uint32_t low, uint32_t hi
 static inline void cluster_note(struct cluster *c, uint32_t worker, enum recovery_event_kind kind, uint32_t delay_us)
 {
 	WANT(c->n_notes < CLUSTER_NOTES, "too many notes");
-	c->notes[c->n_notes++] = (struct note){.due_us = c->w->now_us + delay_us, .kind = kind, .worker = worker,
+	c->notes[c->n_notes++] = (struct note){.due_us = c->w->now_us + delay_us,
+	                                       .kind = kind,
+	                                       .worker = worker,
 	                                       .incarnation = c->processes[worker].incarnation,
 	                                       .epoch = c->w->epoch + c->configured};
 }
@@ -76,7 +78,9 @@ static inline void cluster_end_process(struct cluster *c, uint32_t worker)
 		cluster_note(c, worker, EVENT_EXIT, cluster_draw(c, 1000, 20000));
 	} else {
 		if (cluster_draw(c, 0, 2) > 0)
-			recovery_event(c->recovery, &(struct recovery_event){.kind = EVENT_DISCONNECT, .worker = worker}, c->w->now_us);
+			recovery_event(c->recovery,
+			               &(struct recovery_event){.kind = EVENT_DISCONNECT, .worker = worker},
+			               c->w->now_us);
 		cluster_start_process(c, worker); // somebody starts it again on its host
 	}
 }
@@ -156,7 +160,8 @@ static inline void cluster_speak(struct cluster *c)
 		c->notes[i--] = c->notes[--c->n_notes];
 		if (!cluster_note_counts(c, &n))
 			continue;
-		recovery_event(c->recovery, &(struct recovery_event){.kind = n.kind, .worker = n.worker, .text = "signal 9"},
+		recovery_event(c->recovery,
+		               &(struct recovery_event){.kind = n.kind, .worker = n.worker, .text = "signal 9"},
 		               c->w->now_us);
 		cluster_settle(c);
 	}
@@ -168,7 +173,8 @@ static inline void cluster_advance(struct cluster *c, uint64_t us)
 		c->w->now_us += CLUSTER_TICK_US < end - c->w->now_us ? CLUSTER_TICK_US : end - c->w->now_us;
 		for (uint32_t i = 0; i < c->options.n_workers; i++)
 			if (recovery_alive(c->recovery, i) && c->processes[i].alive && !c->processes[i].hangs)
-				recovery_event(c->recovery, &(struct recovery_event){.kind = EVENT_SIGN, .worker = i}, c->w->now_us);
+				recovery_event(c->recovery, &(struct recovery_event){.kind = EVENT_SIGN, .worker = i},
+				               c->w->now_us);
 		cluster_speak(c);
 		recovery_event(c->recovery, &(struct recovery_event){.kind = EVENT_TICK}, c->w->now_us);
 		cluster_settle(c);
@@ -179,9 +185,15 @@ static inline void cluster_create(struct cluster *c, struct world *w, uint64_t s
 {
 	*c = (struct cluster){.w = w, .random = seed, .next_blocks = w->n_blocks[0]};
 	c->options = (struct recovery_options){
-		.n_workers = w->options.n_stages, .hello_limit_us = 20000000, .rejoin_limit_us = 60000000,
-		.silent_limit_us = 5000000, .lost_limit_us = 900000, .load_limit_us = 30000000, .join_limit_us = 10000000,
-		.exit_limit_us = 5000000, .labels = c->labels,
+		.n_workers = w->options.n_stages,
+		.hello_limit_us = 20000000,
+		.rejoin_limit_us = 60000000,
+		.silent_limit_us = 5000000,
+		.lost_limit_us = 900000,
+		.load_limit_us = 30000000,
+		.join_limit_us = 10000000,
+		.exit_limit_us = 5000000,
+		.labels = c->labels,
 	};
 	for (uint32_t i = 0; i < c->options.n_workers; i++) {
 		snprintf(c->labels[i], sizeof c->labels[i], "stage %u", i);

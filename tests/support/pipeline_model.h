@@ -43,14 +43,14 @@ static inline uint32_t model_next_token(uint64_t prefix, uint64_t seed, uint32_t
 
 // One choice, with all it will ever say.
 struct truth {
-	uint32_t *tokens;        // [max_len], as if no token ended it
-	uint64_t *hash;          // [max_len] of tokens[0..i]
+	uint32_t *tokens;                                // [max_len], as if no token ended it
+	uint64_t *hash;                                  // [max_len] of tokens[0..i]
 	uint32_t n_prompt, max_len, n_delivered, end_at; // end_at: tokens when an end token or max_len ends it
-	enum finish_reason finish; // NONE while it runs
+	enum finish_reason finish;                       // NONE while it runs
 	bool finished_without_token;
 };
 
-struct order {               // a request that was accepted
+struct order { // a request that was accepted
 	struct scheduler_request request;
 	uint32_t *prompt, *end_ids;
 	struct truth *choices;
@@ -64,7 +64,7 @@ struct model_slot {
 	uint32_t *table[MAX_KV_GROUPS];
 };
 
-struct page {                // one position of one block
+struct page { // one position of one block
 	uint64_t prefix_hash, scope;
 };
 
@@ -93,11 +93,11 @@ struct world {
 	uint32_t prefill_rows, decode_rows, last_decode_rows;
 	struct message flights[WORLD_FLIGHTS]; // results under way, oldest first, with tokens allocated
 	uint32_t n_flights, most_flights;
-	struct order **orders;       // [n_orders], id = index + 1
+	struct order **orders; // [n_orders], id = index + 1
 	uint32_t n_orders, orders_capacity;
 	uint8_t *buffer;
 	size_t buffer_capacity;
-	struct message last_step;    // decoded; what was broadcast last
+	struct message last_step; // decoded; what was broadcast last
 };
 
 // ---- workers
@@ -113,9 +113,14 @@ static inline void model_reset(struct model *m, const struct scheduler_options *
 	for (uint32_t i = 0; i < WORLD_FLIGHTS; i++)
 		free(m->ids[i].ids);
 	uint64_t rows_run = m->rows_run, rows_read = m->rows_read;
-	*m = (struct model){.block_size = o->block_size, .n_groups = o->n_groups, .max_seqs = o->max_seqs,
-	                    .max_context = o->max_context, .n_stages = o->n_stages, .prefix_cache = o->prefix_cache,
-	                    .rows_run = rows_run, .rows_read = rows_read};
+	*m = (struct model){.block_size = o->block_size,
+	                    .n_groups = o->n_groups,
+	                    .max_seqs = o->max_seqs,
+	                    .max_context = o->max_context,
+	                    .n_stages = o->n_stages,
+	                    .prefix_cache = o->prefix_cache,
+	                    .rows_run = rows_run,
+	                    .rows_read = rows_read};
 	if (n_blocks == NULL)
 		return;
 	m->slots = xcalloc(o->max_seqs, sizeof *m->slots);
@@ -137,7 +142,8 @@ static inline void model_begin(struct world *w, const struct step_new *n)
 {
 	struct model_slot *s = &w->model.slots[n->slot];
 	WANT(!s->known, "slot %u begins twice", n->slot);
-	WANT(n->sampling.seed >= 1 && n->sampling.seed <= w->n_orders, "seed %llu", (unsigned long long)n->sampling.seed);
+	WANT(n->sampling.seed >= 1 && n->sampling.seed <= w->n_orders, "seed %llu",
+	     (unsigned long long)n->sampling.seed);
 	struct order *o = w->orders[n->sampling.seed - 1];
 	WANT(n->sampling.choice < o->request.n_choices && n->n_prompt == o->request.n_prompt, "choice %u, prompt %u",
 	     n->sampling.choice, n->n_prompt);
@@ -177,14 +183,16 @@ static inline uint32_t model_rows(struct world *w, const struct message_step *m,
 				s->n_table[g] = keep;
 		}
 	}
-	WANT(q->not_ahead == s->order->request.not_ahead && !(q->not_ahead && q->by_reference), "slot %u is ahead", q->slot);
+	WANT(q->not_ahead == s->order->request.not_ahead && !(q->not_ahead && q->by_reference), "slot %u is ahead",
+	     q->slot);
 	WANT(s->length == q->start, "start %u, length %u", q->start, s->length);
 	uint64_t scope = x->prefix_cache ? s->order->request.cache_salt : s->order->request.id << 20;
 	for (uint32_t g = 0; g < x->n_groups; g++) {
 		for (uint32_t i = 0; i < q->n_blocks[g]; i++)
 			s->table[g][s->n_table[g]++] = m->blocks[q->first_block[g] + i];
 		uint32_t need = (q->start + q->n_tokens + x->block_size - 1) / x->block_size;
-		WANT(s->n_table[g] == need, "group %u has %u blocks, %u tokens", g, s->n_table[g], q->start + q->n_tokens);
+		WANT(s->n_table[g] == need, "group %u has %u blocks, %u tokens", g, s->n_table[g],
+		     q->start + q->n_tokens);
 	}
 	uint32_t next = 0;
 	for (uint32_t i = 0; i < q->n_tokens; i++) {
@@ -192,13 +200,15 @@ static inline uint32_t model_rows(struct world *w, const struct message_step *m,
 		if (q->by_reference) {
 			const struct model_ids *ids = &x->ids[q->ref_step % WORLD_FLIGHTS];
 			WANT(ids->step == q->ref_step && q->ref_step + 2 * x->n_stages >= x->last_step,
-			     "step %llu names step %llu", (unsigned long long)x->last_step, (unsigned long long)q->ref_step);
+			     "step %llu names step %llu", (unsigned long long)x->last_step,
+			     (unsigned long long)q->ref_step);
 			WANT(q->ref_row < ids->n, "row %u of %u", q->ref_row, ids->n);
 			token = ids->ids[q->ref_row];
 		} else {
 			token = m->tokens[q->first_token + i];
 		}
-		WANT(p < t->max_len && token == t->tokens[p], "request %llu choice %u position %u of %u: token %u, expected %u",
+		WANT(p < t->max_len && token == t->tokens[p],
+		     "request %llu choice %u position %u of %u: token %u, expected %u",
 		     (unsigned long long)s->order->request.id, s->choice, p, t->max_len, token,
 		     p < t->max_len ? t->tokens[p] : 0);
 		for (uint32_t g = 0; g < x->n_groups; g++) {
@@ -206,13 +216,16 @@ static inline uint32_t model_rows(struct world *w, const struct message_step *m,
 			for (uint32_t k = 0; k <= p; k++) {
 				const struct page *page = model_page(x, s, g, k);
 				WANT(page->prefix_hash == t->hash[k] && page->scope == scope,
-				     "request %llu choice %u row %u reads a wrong page at position %u (group %u, block %u)",
-				     (unsigned long long)s->order->request.id, s->choice, p, k, g, s->table[g][k / x->block_size]);
+				     "request %llu choice %u row %u reads a wrong page at position %u (group %u, block "
+				     "%u)",
+				     (unsigned long long)s->order->request.id, s->choice, p, k, g,
+				     s->table[g][k / x->block_size]);
 				x->rows_read++;
 			}
 		}
 		x->rows_run++;
-		next = model_next_token(model_page(x, s, 0, p)->prefix_hash, s->order->request.sampling.seed, s->choice);
+		next = model_next_token(model_page(x, s, 0, p)->prefix_hash, s->order->request.sampling.seed,
+		                        s->choice);
 	}
 	s->length += q->n_tokens;
 	return next;
@@ -360,8 +373,8 @@ static inline void world_check_finish(struct world *w, struct order *o, uint32_t
 	uint64_t room = (uint64_t)w->min_blocks_ever * w->options.block_size;
 	switch (t->finish) {
 	case FINISH_STOP:
-		WANT(t->finished_without_token ? o->stopped[choice] : total == t->end_at, "request %llu stops at %u of %u",
-		     (unsigned long long)o->request.id, total, t->end_at);
+		WANT(t->finished_without_token ? o->stopped[choice] : total == t->end_at,
+		     "request %llu stops at %u of %u", (unsigned long long)o->request.id, total, t->end_at);
 		break;
 	case FINISH_LENGTH: // or as much as the pool holds
 		WANT((total == t->end_at && total == t->max_len) || total >= room, "request %llu ends at %u of %u",
@@ -382,12 +395,13 @@ static inline void world_drain_events(struct world *w)
 {
 	struct scheduler_event e;
 	while (scheduler_pop_event(w->scheduler, &e)) {
-		WANT(e.request_id >= 1 && e.request_id <= w->n_orders, "event of request %llu", (unsigned long long)e.request_id);
+		WANT(e.request_id >= 1 && e.request_id <= w->n_orders, "event of request %llu",
+		     (unsigned long long)e.request_id);
 		struct order *o = w->orders[e.request_id - 1];
 		WANT(e.choice < o->request.n_choices, "choice %u", e.choice);
 		struct truth *t = &o->choices[e.choice];
-		WANT(t->finish == FINISH_NONE, "request %llu choice %u: event after its end", (unsigned long long)e.request_id,
-		     e.choice);
+		WANT(t->finish == FINISH_NONE, "request %llu choice %u: event after its end",
+		     (unsigned long long)e.request_id, e.choice);
 		WANT(e.has_token || e.finish != FINISH_NONE, "an empty event");
 		if (e.has_token) {
 			uint32_t at = t->n_prompt + t->n_delivered++;
@@ -417,8 +431,10 @@ static inline bool world_step(struct world *w)
 	WANT(message_encode(&m, &w->buffer, &len, &w->buffer_capacity, &e) == STATUS_OK, "%s", e.text);
 	if (len > w->max_encoded_bytes)
 		w->max_encoded_bytes = len;
-	struct message_limits limits = {.max_seqs = w->options.max_seqs, .max_batch_tokens = w->options.max_batch_tokens,
-	                                .max_context = w->options.max_context, .vocab_size = MODEL_VOCAB,
+	struct message_limits limits = {.max_seqs = w->options.max_seqs,
+	                                .max_batch_tokens = w->options.max_batch_tokens,
+	                                .max_context = w->options.max_context,
+	                                .vocab_size = MODEL_VOCAB,
 	                                .n_groups = w->options.n_groups};
 	memcpy(limits.n_blocks, w->n_blocks, sizeof limits.n_blocks);
 	message_free(&w->last_step);
@@ -482,7 +498,8 @@ static inline void world_new_epoch(struct world *w, uint32_t n_blocks, bool deli
 	for (uint32_t i = 0; i < w->n_flights; i++) {
 		struct error e;
 		if (deliver_stale)
-			WANT(scheduler_apply_result(w->scheduler, &w->flights[i], w->now_us, &e) == STATUS_OK, "%s", e.text);
+			WANT(scheduler_apply_result(w->scheduler, &w->flights[i], w->now_us, &e) == STATUS_OK, "%s",
+			     e.text);
 		free((void *)w->flights[i].result.tokens);
 	}
 	w->n_flights = 0;
@@ -512,8 +529,8 @@ static inline void world_finish(struct world *w, uint64_t most_rounds)
 		WANT(world_done(w, i + 1), "request %u has not ended", i + 1);
 	struct scheduler_stats stats;
 	scheduler_get_stats(w->scheduler, &stats);
-	WANT(stats.blocks_free == stats.blocks_total, "%llu of %llu blocks are free", (unsigned long long)stats.blocks_free,
-	     (unsigned long long)stats.blocks_total);
+	WANT(stats.blocks_free == stats.blocks_total, "%llu of %llu blocks are free",
+	     (unsigned long long)stats.blocks_free, (unsigned long long)stats.blocks_total);
 }
 
 #endif

@@ -1,6 +1,6 @@
-// Random histories of arrivals, ends, cancels, stops, workers that die, hang and go on, and late results: how one is made
-// from a seed and run. The surprising decision: a history is a list of operations that any sublist of is a history too,
-// so that a failing one is shrunk by leaving operations out, each attempt in a process of its own.
+// Random histories of arrivals, ends, cancels, stops, workers that die, hang and go on, and late results: how one is
+// made from a seed and run. The surprising decision: a history is a list of operations that any sublist of is a history
+// too, so that a failing one is shrunk by leaving operations out, each attempt in a process of its own.
 #ifndef STAGECOACH_TESTS_SIMULATION_H
 #define STAGECOACH_TESTS_SIMULATION_H
 
@@ -13,7 +13,8 @@
 enum { OPS_MAX = 400 };
 
 enum op_kind { OP_ADD, OP_STEP, OP_REPORT, OP_CANCEL, OP_STOP, OP_KILL, OP_HANG, OP_CONTINUE, OP_TIME, OP_KINDS };
-static const char *const op_names[OP_KINDS] = {"add", "step", "report", "cancel", "stop choice", "kill", "hang", "continue", "time"};
+static const char *const op_names[OP_KINDS] = {"add",  "step", "report",   "cancel", "stop choice",
+                                               "kill", "hang", "continue", "time"};
 
 struct op {
 	enum op_kind kind;
@@ -101,7 +102,8 @@ static inline void add(struct world *w, uint64_t s)
 	uint32_t n = between(&s, 1, 2) == 1 ? between(&s, 1, 12) : between(&s, 1, longest);
 	uint64_t family = between(&s, 1, 3); // prompts of a family begin alike
 	for (uint32_t i = 0; i < n; i++)
-		prompt[i] = i < shared ? (uint32_t)(model_mix(family, i) % MODEL_VOCAB) : between(&s, 0, MODEL_VOCAB - 1);
+		prompt[i] =
+			i < shared ? (uint32_t)(model_mix(family, i) % MODEL_VOCAB) : between(&s, 0, MODEL_VOCAB - 1);
 	uint32_t n_end = between(&s, 0, 4);
 	for (uint32_t i = 0; i < n_end; i++)
 		end_ids[i] = between(&s, 0, MODEL_VOCAB - 1);
@@ -181,7 +183,8 @@ static inline void finish(struct cluster *c)
 		while (cluster_step(c))
 			;
 		if (!cluster_report(c)) {
-			WANT(c->broken || !recovery_running(c->recovery) || scheduler_idle(w->scheduler), "nothing to do, not idle");
+			WANT(c->broken || !recovery_running(c->recovery) || scheduler_idle(w->scheduler),
+			     "nothing to do, not idle");
 			cluster_advance(c, 200000);
 		}
 	}

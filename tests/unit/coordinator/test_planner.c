@@ -33,16 +33,21 @@ static struct plan_model model_of(uint32_t n_layers, uint64_t layer_bytes)
 static struct plan_device device_of(uint64_t memory, double bandwidth, double flops)
 {
 	static int n;
-	struct plan_device d = {.memory_limit_bytes = memory, .bandwidth_bytes_per_s = bandwidth, .matmul_flops = flops,
-	                        .hop_us = 20};
+	struct plan_device d = {
+		.memory_limit_bytes = memory, .bandwidth_bytes_per_s = bandwidth, .matmul_flops = flops, .hop_us = 20};
 	snprintf(d.label, sizeof d.label, "device %d", n++ % 100);
 	return d;
 }
 
 static struct plan_options options_of(uint32_t n_stages)
 {
-	return (struct plan_options){.n_stages = n_stages, .plan_sequences = 64, .plan_tokens = 2048, .block_size = 16,
-	                             .max_seqs = 256, .max_batch_tokens = 512, .model_max_context = 8192};
+	return (struct plan_options){.n_stages = n_stages,
+	                             .plan_sequences = 64,
+	                             .plan_tokens = 2048,
+	                             .block_size = 16,
+	                             .max_seqs = 256,
+	                             .max_batch_tokens = 512,
+	                             .model_max_context = 8192};
 }
 
 static struct plan plan_or_fail(const struct plan_model *m, const struct plan_device *d, const struct plan_options *o)
@@ -53,9 +58,11 @@ static struct plan plan_or_fail(const struct plan_model *m, const struct plan_de
 	cr_assert_eq(s, STATUS_OK, "%s: %s", status_name(s), e.text);
 	uint32_t sum = 0;
 	for (uint32_t i = 0; i < p.n_stages; i++) {
-		cr_assert_eq(p.stage[i].first_layer, sum, "stage %u begins at %u, not %u", i, p.stage[i].first_layer, sum);
+		cr_assert_eq(p.stage[i].first_layer, sum, "stage %u begins at %u, not %u", i, p.stage[i].first_layer,
+		             sum);
 		sum += p.stage[i].n_layers;
-		cr_assert_leq(p.stage[i].weight_bytes + p.stage[i].workspace_bytes + p.n_blocks * p.stage[i].bytes_per_block,
+		cr_assert_leq(p.stage[i].weight_bytes + p.stage[i].workspace_bytes +
+		                      p.n_blocks * p.stage[i].bytes_per_block,
 		              d[i].memory_limit_bytes);
 	}
 	cr_assert_eq(sum, m->n_layers);
@@ -159,11 +166,13 @@ Test(planner, a_model_that_cannot_fit_is_refused_with_the_missing_bytes_of_each_
 	struct plan p;
 	struct error e;
 	cr_assert_eq(planner_plan(&p, &m, d, &o, &e), STATUS_REFUSED);
-	cr_assert(strstr(e.text, "stage 0 (cpu/1 on a) is missing ") != NULL && strstr(e.text, "stage 1 (cpu/1 on b) is missing ") != NULL,
+	cr_assert(strstr(e.text, "stage 0 (cpu/1 on a) is missing ") != NULL &&
+	                  strstr(e.text, "stage 1 (cpu/1 on b) is missing ") != NULL,
 	          "%s", e.text);
 	// 5 layers and half a layer's worth of embedding or head, workspace of 1.5 MiB, one block of 5 layers.
 	char expected[64];
-	snprintf(expected, sizeof expected, "is missing %llu bytes", (unsigned long long)(550 * MiB + MiB + 512 * 1024 + 5 * 65536 - 300 * MiB));
+	snprintf(expected, sizeof expected, "is missing %llu bytes",
+	         (unsigned long long)(550 * MiB + MiB + 512 * 1024 + 5 * 65536 - 300 * MiB));
 	cr_assert(strstr(e.text, expected) != NULL, "%s, expected %s", e.text, expected);
 }
 
@@ -294,7 +303,8 @@ Test(planner, no_split_is_over_two_percent_faster_nor_as_fast_with_many_more_blo
 			cr_assert_eq(best, 0, "round %d: refused though a split fits", round);
 			continue;
 		}
-		cr_assert_geq(p.tokens_per_s, 0.975 * best, "round %d: %g tok/s, %g are possible", round, p.tokens_per_s, best);
+		cr_assert_geq(p.tokens_per_s, 0.975 * best, "round %d: %g tok/s, %g are possible", round,
+		              p.tokens_per_s, best);
 		try_all(&m, d, &o, layers, 0, m.n_layers, fmax(0.985 * best, p.tokens_per_s), &best, &blocks);
 		cr_assert_geq(p.n_blocks * 1.02 + 1, blocks, "round %d: %lu blocks, %lu are possible", round,
 		              (unsigned long)p.n_blocks, (unsigned long)blocks);

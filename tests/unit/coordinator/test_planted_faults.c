@@ -1,6 +1,7 @@
-// Faults planted in scheduler and block pool (coordinator/planted.h), compiled into this program alone: the simulation has
-// to find each of them within as many histories as the ordinary run has. The surprising decision: a fault that is not
-// found fails the build's tests, since it means that the simulation has gone blind, not that the scheduler is right.
+// Faults planted in scheduler and block pool (coordinator/planted.h), compiled into this program alone: the simulation
+// has to find each of them within as many histories as the ordinary run has. The surprising decision: a fault that is
+// not found fails the build's tests, since it means that the simulation has gone blind, not that the scheduler is
+// right.
 #include <criterion/criterion.h>
 
 #include "coordinator/planted.h"
@@ -8,11 +9,9 @@
 
 enum planted_fault planted_fault;
 
-static const char *const names[PLANTED_COUNT] = {
-	"none",
+static const char *const names[PLANTED_COUNT] = {"none",
 #define PLANTED_NAME(name) #name,
-	PLANTED_FAULTS(PLANTED_NAME)
-};
+                                                 PLANTED_FAULTS(PLANTED_NAME)};
 
 // Histories until one fails; 0: none of them.
 static uint64_t find(enum planted_fault fault, uint64_t most)

@@ -7,8 +7,14 @@
 
 static struct scheduler_options options_of(uint32_t n_stages)
 {
-	return (struct scheduler_options){.max_seqs = 16, .max_batch_tokens = 64, .max_queue = 64, .max_context = 512,
-	                                  .block_size = 4, .n_groups = 1, .n_stages = n_stages, .prefix_cache = true};
+	return (struct scheduler_options){.max_seqs = 16,
+	                                  .max_batch_tokens = 64,
+	                                  .max_queue = 64,
+	                                  .max_context = 512,
+	                                  .block_size = 4,
+	                                  .n_groups = 1,
+	                                  .n_stages = n_stages,
+	                                  .prefix_cache = true};
 }
 
 static uint32_t *prompt_of(uint32_t n, uint64_t seed)
@@ -21,8 +27,8 @@ static uint32_t *prompt_of(uint32_t n, uint64_t seed)
 
 static struct scheduler_request request_of(uint32_t n_prompt, uint32_t max_tokens, uint64_t seed)
 {
-	return (struct scheduler_request){.prompt = prompt_of(n_prompt, seed), .n_prompt = n_prompt, .n_choices = 1,
-	                                  .max_tokens = max_tokens};
+	return (struct scheduler_request){
+		.prompt = prompt_of(n_prompt, seed), .n_prompt = n_prompt, .n_choices = 1, .max_tokens = max_tokens};
 }
 
 static uint64_t add(struct world *w, struct scheduler_request r)
@@ -191,7 +197,7 @@ Test(scheduler, time_to_the_first_token_of_a_long_prompt_falls_as_stages_are_add
 {
 	// Case 13: 16 chunks.
 	uint32_t one = rounds_to_first_token(1, 2048), two = rounds_to_first_token(2, 2048),
-	         four = rounds_to_first_token(4, 2048);
+		 four = rounds_to_first_token(4, 2048);
 	cr_assert_eq(one, 16 * 12);
 	cr_assert_leq(two, 17 * 6);
 	cr_assert_leq(four, 19 * 3);
@@ -409,9 +415,9 @@ Test(scheduler, twice_as_many_long_sequences_as_fit_all_finish_oldest_first_and_
 	}
 	struct scheduler_stats s = stats_of(&w);
 	cr_assert_eq(s.generation_tokens, 16 * 400);
-	cr_assert_lt(s.recomputed_tokens * 20, s.generation_tokens + s.prompt_tokens, "%lu of %lu tokens, %lu preemptions",
-	             (unsigned long)s.recomputed_tokens, (unsigned long)(s.generation_tokens + s.prompt_tokens),
-	             (unsigned long)s.preemptions);
+	cr_assert_lt(s.recomputed_tokens * 20, s.generation_tokens + s.prompt_tokens,
+	             "%lu of %lu tokens, %lu preemptions", (unsigned long)s.recomputed_tokens,
+	             (unsigned long)(s.generation_tokens + s.prompt_tokens), (unsigned long)s.preemptions);
 	world_destroy(&w);
 }
 
@@ -826,7 +832,9 @@ Test(scheduler, a_decode_step_of_256_sequences_stays_below_8_kib, .timeout = 60)
 				apply_ns = 0;
 				n_decode = 0;
 			}
-			results[k] = (struct message){.type = MESSAGE_STEP_RESULT, .epoch = 1, .step = m.step,
+			results[k] = (struct message){.type = MESSAGE_STEP_RESULT,
+			                              .epoch = 1,
+			                              .step = m.step,
 			                              .result = {.micro_batch = m.step_.micro_batch}};
 			t0 = thread_ns();
 		}

@@ -73,9 +73,11 @@ Test(simulation, every_request_ends_once_with_its_own_tokens_whatever_happens, .
 	}
 	cr_assert(fine, "seed %llu fails", (unsigned long long)seed);
 	const struct totals *t = totals;
-	fprintf(stderr, "%lu requests (%lu refused), %lu steps, %lu rows, %lu tokens, %lu from cache, %lu preemptions, "
-	        "%lu recoveries, %lu given up\n", t->requests, t->refused, t->steps, t->rows, t->tokens, t->prefix_hits,
-	        t->preemptions, t->recoveries, t->given_up);
+	fprintf(stderr,
+	        "%lu requests (%lu refused), %lu steps, %lu rows, %lu tokens, %lu from cache, %lu preemptions, "
+	        "%lu recoveries, %lu given up\n",
+	        t->requests, t->refused, t->steps, t->rows, t->tokens, t->prefix_hits, t->preemptions, t->recoveries,
+	        t->given_up);
 	if (count >= 1000) {
 		cr_assert(t->requests > count && t->tokens > 10 * count && t->prefix_hits > count);
 		cr_assert(t->preemptions > count / 10 && t->recoveries > count / 4 && t->given_up < count / 100);
