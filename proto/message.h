@@ -128,7 +128,9 @@ struct step_seq {
 	uint32_t slot;
 	uint32_t start;            // position of the first token = tokens in the cache before it
 	uint32_t n_tokens;
-	bool truncate;             // the sequence is first cut to `start` tokens; without it start must equal its length
+	// The sequence is first cut to `start` tokens, and its table to the blocks that hold them; without it start must equal
+	// its length. The first rows of a new sequence may start behind shared blocks, which are then among its new ones.
+	bool truncate;
 	bool sample;               // sample after the last row; results come in the order of the step's sampling sequences
 	bool not_ahead;            // next row depends on the token itself: not scheduled ahead (speculation, constraints)
 	bool by_reference;         // n_tokens == 1: the token is what step ref_step sampled as its ref_row-th result
