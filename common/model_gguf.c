@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/log.h"
 #include "common/model_parts.h"
 #include "common/quote.h"
 
@@ -425,11 +424,27 @@ static void forget_data(struct model *m)
 		m->layers[i].data = NULL;
 }
 
+// Shards may be made so that the first holds metadata only.
+static enum status find_rows_in_shards(struct model *m, struct error *e)
+{
+	for (int i = 1; i < m->n_files; i++) {
+		const struct gguf_tensor *embedding = find_tensor(m->ggufs[i], "token_embd.weight");
+		if (!embedding)
+			continue;
+		if (embedding->dims[1] > INT32_MAX)
+			return error_set(e, STATUS_REFUSED, "%s: tensor \"token_embd.weight\" has %lld rows", m->files[i],
+			                 (long long)embedding->dims[1]);
+		m->config.vocab_rows = (int32_t)embedding->dims[1];
+	}
+	return config_check(&m->config, m->files[0], e);
+}
+
 enum status model_open_gguf(struct model *m, const char *path, bool dummy, struct error *e)
 {
 	TRY(add_file(m, path, e));
 	TRY(open_shards(m, path, e));
 	TRY(config_from_gguf(m->ggufs[0], &m->config, &m->arch, e));
+	TRY(find_rows_in_shards(m, e));
 	TRY(generation_from_gguf(m->ggufs[0], &m->generation, e));
 	for (int i = 0; i < m->generation.n_eos; i++)
 		if (m->generation.eos[i] >= m->config.vocab_size)

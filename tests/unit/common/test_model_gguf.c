@@ -298,6 +298,24 @@ Test(model_gguf, the_first_shard_finds_the_others, .init = setup, .fini = teardo
 	model_close(&m);
 }
 
+Test(model_gguf, the_first_shard_may_hold_metadata_only, .init = setup, .fini = teardown)
+{
+	struct model *m;
+	// Made by hand: all tensors, of an embedding with padding, in the second file.
+	struct gguf_edit all = SHAPE("token_embd.weight", 32, 11);
+	struct bytes b = {0};
+	all.split_no = 1, all.split_count = 2;
+	write_model(second_name, &all);
+	all = (struct gguf_edit){.ggml_type = -1, .shard = 1, .split_no = 0, .split_count = 2, .split_tensors = -1};
+	b = gguf_tiny_llama(&all);
+	memset(b.p + 8, 0, 8); // no tensors
+	temp_folder_write(&folder, first_name, b.p, b.n);
+	free(b.p);
+	cr_assert_eq(model_open(&m, temp_folder_path(&folder, first_name), NULL, &e), STATUS_OK, "%s", e.text);
+	cr_assert(model_config(m)->vocab_rows == 11 && model_config(m)->vocab_size == 8);
+	model_close(&m);
+}
+
 static void expect_refused(const char *name, const char *place, const char *reason)
 {
 	struct model *m;
