@@ -14,7 +14,7 @@
 
 struct without_test {
 	const char *suite, *name;
-	void (*run)(void);
+	void (*run)(void), (*init)(void), (*fini)(void);
 	int signal;          // by which the test is to end
 	unsigned timeout;    // seconds
 	struct without_test *next;
@@ -78,13 +78,25 @@ static inline void without_check(bool ok, bool fatal, const char *what, const ch
 #define cr_fail(...) WITHOUT_CHECK(false, "cr_fail", false, __VA_ARGS__)
 #define cr_assert_fail(...) WITHOUT_CHECK(true, "cr_assert_fail", false, __VA_ARGS__)
 
+#define cr_skip(...) cr_skip_test(__VA_ARGS__)
+#define cr_skip_test(...)                                                                                              \
+	do {                                                                                                           \
+		fprintf(stderr, "skipped: " __VA_ARGS__);                                                              \
+		fputc('\n', stderr);                                                                                   \
+		_exit(0);                                                                                              \
+	} while (0)
+
 static bool without_run(const struct without_test *t)
 {
 	fflush(NULL);
 	pid_t pid = fork();
 	if (pid == 0) {
 		alarm(t->timeout ? t->timeout * 4 : 200);
+		if (t->init)
+			t->init();
 		t->run();
+		if (t->fini)
+			t->fini();
 		exit(without_failures ? 1 : 0);
 	}
 	int status = 0;
