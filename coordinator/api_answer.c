@@ -17,17 +17,17 @@ static bool wants_token_ids(const struct api_answer *a)
 }
 
 void api_answer_init(struct api_answer *a, const struct api_request *r, const struct tokenizer *tokenizer,
-                     const char *model, const char *id, int64_t created, struct api_prompt_tokens *prompts,
-                     uint32_t n_prompts)
+		     const char *model, const char *id, int64_t created, struct api_prompt_tokens *prompts,
+		     uint32_t n_prompts)
 {
 	*a = (struct api_answer){
-		.request = r,
-		.tokenizer = tokenizer,
-		.model = xstrdup(model),
-		.created = created,
-		.prompts = prompts,
-		.n_prompts = n_prompts,
-		.n_choices = n_prompts * (uint32_t)r->number.n,
+	    .request = r,
+	    .tokenizer = tokenizer,
+	    .model = xstrdup(model),
+	    .created = created,
+	    .prompts = prompts,
+	    .n_prompts = n_prompts,
+	    .n_choices = n_prompts * (uint32_t)r->number.n,
 	};
 	snprintf(a->id, sizeof a->id, "%s", id);
 	a->choices = xcalloc(a->n_choices, sizeof *a->choices);
@@ -40,7 +40,7 @@ void api_answer_init(struct api_answer *a, const struct api_request *r, const st
 		stop_matcher_init(&c->matcher, r->stop);
 	}
 	json_addf(&a->prefix, "data: {\"id\":\"%s\",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":", a->id,
-	          is_chat(a) ? "chat.completion.chunk" : "text_completion", created);
+		  is_chat(a) ? "chat.completion.chunk" : "text_completion", created);
 	json_add_string(&a->prefix, model, strlen(model));
 	json_adds(&a->prefix, ",\"choices\":[");
 }
@@ -176,8 +176,8 @@ static bool match_decoded(struct api_answer *a, struct api_choice *c)
 		json_add(&c->text, c->decoded.data, c->decoded.len);
 		return false;
 	}
-	c->stop_string = stop_matcher_push(&c->matcher, c->decoded.data, c->decoded.len, a->request->flag.include_stop,
-	                                   &c->text);
+	c->stop_string =
+	    stop_matcher_push(&c->matcher, c->decoded.data, c->decoded.len, a->request->flag.include_stop, &c->text);
 	return c->stop_string >= 0;
 }
 
@@ -199,7 +199,8 @@ bool api_answer_push(struct api_answer *a, uint32_t choice, const struct schedul
 				push_completion_logprob(a, c, ev);
 		}
 		if (!is_end || a->request->flag.include_stop)
-			detokenizer_push(&c->detokenizer, ev->token, &c->decoded.data, &c->decoded.len, &c->decoded.capacity);
+			detokenizer_push(&c->detokenizer, ev->token, &c->decoded.data, &c->decoded.len,
+					 &c->decoded.capacity);
 	}
 	if (ev->finish != FINISH_NONE)
 		detokenizer_finish(&c->detokenizer, &c->decoded.data, &c->decoded.len, &c->decoded.capacity);
@@ -247,7 +248,8 @@ static void add_finish(const struct api_answer *a, const struct api_choice *c, s
 	if (c->finish == FINISH_NONE)
 		json_adds(out, ",\"finish_reason\":null");
 	else
-		json_addf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", c->finish == FINISH_LENGTH ? "length" : "stop");
+		json_addf(out,
+			  ",\"finish_reason\":\"%s\",\"stop_reason\":", c->finish == FINISH_LENGTH ? "length" : "stop");
 	if (c->finish != FINISH_NONE) {
 		const struct api_request *r = a->request;
 		if (c->stop_string >= 0)
@@ -291,8 +293,10 @@ void api_answer_first_chunks(struct api_answer *a, struct json_buf *out)
 	for (uint32_t i = 0; i < a->n_choices; i++) {
 		struct api_choice *c = &a->choices[i];
 		json_add(out, a->prefix.data, a->prefix.len);
-		json_addf(out, "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
-		               "\"finish_reason\":null", i);
+		json_addf(out,
+			  "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+			  "\"finish_reason\":null",
+			  i);
 		add_prompt_ids_of_choice(a, c, out);
 		json_adds(out, "}]");
 		if (wants_token_ids(a) && i == 0)
@@ -345,9 +349,9 @@ static void add_usage(const struct api_answer *a, struct json_buf *out)
 	for (uint32_t i = 0; i < a->n_choices; i++)
 		completion += a->choices[i].n_tokens;
 	json_addf(out,
-	          "\"usage\":{\"prompt_tokens\":%" PRIu64 ",\"completion_tokens\":%" PRIu64 ",\"total_tokens\":%" PRIu64
-	          ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu64 "}}",
-	          prompt, completion, prompt + completion, cached);
+		  "\"usage\":{\"prompt_tokens\":%" PRIu64 ",\"completion_tokens\":%" PRIu64 ",\"total_tokens\":%" PRIu64
+		  ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu64 "}}",
+		  prompt, completion, prompt + completion, cached);
 }
 
 void api_answer_end_chunks(struct api_answer *a, struct json_buf *out)
@@ -364,13 +368,13 @@ void api_answer_end_chunks(struct api_answer *a, struct json_buf *out)
 void api_answer_whole(struct api_answer *a, struct json_buf *out)
 {
 	json_addf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":", a->id,
-	          is_chat(a) ? "chat.completion" : "text_completion", a->created);
+		  is_chat(a) ? "chat.completion" : "text_completion", a->created);
 	json_add_string(out, a->model, strlen(a->model));
 	json_adds(out, ",\"choices\":[");
 	for (uint32_t i = 0; i < a->n_choices; i++) {
 		struct api_choice *c = &a->choices[i];
 		json_addf(out, "%s{\"index\":%u,%s", i ? "," : "", i,
-		          is_chat(a) ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
+			  is_chat(a) ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
 		json_add_string(out, c->text.data, c->text.len);
 		json_addf(out, "%s,\"logprobs\":", is_chat(a) ? "}" : "");
 		add_logprobs(a, c, out);

@@ -34,12 +34,18 @@ void api_error_set(struct api_error *e, int http_status, const char *code, const
 static const char *type_of(int http_status)
 {
 	switch (http_status) {
-	case 401: return "authentication_error";
-	case 404: return "not_found_error";
-	case 429: return "rate_limit_error";
-	case 500: return "server_error";
-	case 503: return "service_unavailable_error";
-	default: return "invalid_request_error";
+	case 401:
+		return "authentication_error";
+	case 404:
+		return "not_found_error";
+	case 429:
+		return "rate_limit_error";
+	case 500:
+		return "server_error";
+	case 503:
+		return "service_unavailable_error";
+	default:
+		return "invalid_request_error";
 	}
 }
 

@@ -1,5 +1,6 @@
-// The "messages" of a chat as templates expect them: content is one string. The surprising decision: the arguments of tool
-// calls become objects, because templates of the Hugging Face world print them with tojson and OpenAI's are strings.
+// The "messages" of a chat as templates expect them: content is one string. The surprising decision: the arguments of
+// tool calls become objects, because templates of the Hugging Face world print them with tojson and OpenAI's are
+// strings.
 #include <string.h>
 
 #include "coordinator/api_request.h"
@@ -18,7 +19,8 @@ static enum status part_text(const json_t *part, const char *where, struct json_
 	if (!type)
 		return api_error_invalid(e, where, "%s.type must be a string", where);
 	if (strcmp(type, "text") != 0 && strcmp(type, "input_text") != 0 && strcmp(type, "output_text") != 0)
-		return api_error_invalid(e, where, "%s: content of type '%.64s' is not supported, only text", where, type);
+		return api_error_invalid(e, where, "%s: content of type '%.64s' is not supported, only text", where,
+					 type);
 	const json_t *value = json_object_get(part, "text");
 	if (!json_is_string(value))
 		return api_error_invalid(e, where, "%s.text must be a string", where);
@@ -27,7 +29,7 @@ static enum status part_text(const json_t *part, const char *where, struct json_
 }
 
 static enum status content_text(const json_t *content, const char *role, bool has_tool_calls, size_t index,
-                                struct json_buf *text, struct api_error *e)
+				struct json_buf *text, struct api_error *e)
 {
 	char where[64];
 	snprintf(where, sizeof where, "messages[%zu].content", index);
@@ -38,13 +40,15 @@ static enum status content_text(const json_t *content, const char *role, bool ha
 	if (!content || json_is_null(content)) {
 		if (has_tool_calls || !strcmp(role, "assistant"))
 			return STATUS_OK;
-		return api_error_invalid(e, where, "%s must be a string or an array of parts for role '%s'", where, role);
+		return api_error_invalid(e, where, "%s must be a string or an array of parts for role '%s'", where,
+					 role);
 	}
 	if (!json_is_array(content))
 		return api_error_invalid(e, where, "%s must be a string, an array of parts or null", where);
 	size_t i;
 	const json_t *part;
-	json_array_foreach(content, i, part) {
+	json_array_foreach(content, i, part)
+	{
 		char place[96];
 		snprintf(place, sizeof place, "%s[%zu]", where, i);
 		if (i)
@@ -63,7 +67,8 @@ static enum status normalize_tool_calls(json_t *message, size_t index, struct ap
 		return api_error_invalid(e, where, "%s must be an array", where);
 	size_t i;
 	json_t *call;
-	json_array_foreach(calls, i, call) {
+	json_array_foreach(calls, i, call)
+	{
 		json_t *function = json_object_get(call, "function");
 		json_t *arguments = json_object_get(function, "arguments");
 		snprintf(where, sizeof where, "messages[%zu].tool_calls[%zu].function", index, i);
@@ -74,8 +79,9 @@ static enum status normalize_tool_calls(json_t *message, size_t index, struct ap
 		if (arguments && !json_is_null(arguments) && !json_is_string(arguments))
 			return api_error_invalid(e, where, "%s.arguments must be a string with a JSON object", where);
 		json_t *object = json_string_length(arguments) == 0
-			? json_object()
-			: json_loadb(json_string_value(arguments), json_string_length(arguments), JSON_REJECT_DUPLICATES, NULL);
+				     ? json_object()
+				     : json_loadb(json_string_value(arguments), json_string_length(arguments),
+						  JSON_REJECT_DUPLICATES, NULL);
 		if (!json_is_object(object)) {
 			json_decref(object);
 			return api_error_invalid(e, where, "%s.arguments must be a string with a JSON object", where);
@@ -99,8 +105,9 @@ static enum status normalize_message(const json_t *message, size_t index, json_t
 	for (size_t i = 0; i < sizeof known_roles / sizeof known_roles[0]; i++)
 		known |= !strcmp(role, known_roles[i]);
 	if (!known)
-		return api_error_invalid(e, where, "%s: unknown role '%.64s', expected system, developer, user, assistant or tool",
-		                         where, role);
+		return api_error_invalid(
+		    e, where, "%s: unknown role '%.64s', expected system, developer, user, assistant or tool", where,
+		    role);
 	json_t *copy = json_deep_copy(message);
 	struct json_buf text = {0};
 	enum status status;
@@ -134,7 +141,8 @@ enum status api_messages_normalize(json_t **out, const json_t *messages, struct 
 	json_t *list = json_array();
 	size_t i;
 	const json_t *message;
-	json_array_foreach(messages, i, message) {
+	json_array_foreach(messages, i, message)
+	{
 		enum status status = normalize_message(message, i, list, e);
 		if (status != STATUS_OK) {
 			json_decref(list);

@@ -16,48 +16,51 @@ static const struct number_field {
 	const char *name;
 	int endpoints;
 	bool is_integer;
-	size_t offset;             // in struct api_numbers
+	size_t offset; // in struct api_numbers
 	double min, max;
-	bool above_min;            // the minimum itself is out of range
+	bool above_min; // the minimum itself is out of range
 } number_fields[] = {
 #define NUMBER(f) #f, C | M, false, offsetof(struct api_numbers, f)
 #define INTEGER(f, where) #f, where, true, offsetof(struct api_numbers, f)
-	{NUMBER(temperature), 0, 100, false},
-	{NUMBER(top_p), 0, 1, true},
-	{NUMBER(min_p), 0, 1, false},
-	{NUMBER(presence_penalty), -2, 2, false},
-	{NUMBER(frequency_penalty), -2, 2, false},
-	{NUMBER(repetition_penalty), 0, 100, true},
-	{INTEGER(top_k, C | M), -1, INT32_MAX, false},
-	{INTEGER(seed, C | M), -0x1p63, 0x1p63, false},
-	{INTEGER(n, C | M), 1, API_MAX_CHOICES, false},
-	{INTEGER(best_of, C), 1, API_MAX_CHOICES, false},
-	{INTEGER(max_tokens, C | M), 1, INT32_MAX, false},
-	{INTEGER(max_completion_tokens, C | M), 1, INT32_MAX, false},
-	{INTEGER(min_tokens, C | M), 0, INT32_MAX, false},
-	{INTEGER(logprobs, C), 0, MAX_TOP_LOGPROBS, false},
-	{INTEGER(top_logprobs, M), 0, MAX_TOP_LOGPROBS, false},
+    {NUMBER(temperature), 0, 100, false},
+    {NUMBER(top_p), 0, 1, true},
+    {NUMBER(min_p), 0, 1, false},
+    {NUMBER(presence_penalty), -2, 2, false},
+    {NUMBER(frequency_penalty), -2, 2, false},
+    {NUMBER(repetition_penalty), 0, 100, true},
+    {INTEGER(top_k, C | M), -1, INT32_MAX, false},
+    {INTEGER(seed, C | M), -0x1p63, 0x1p63, false},
+    {INTEGER(n, C | M), 1, API_MAX_CHOICES, false},
+    {INTEGER(best_of, C), 1, API_MAX_CHOICES, false},
+    {INTEGER(max_tokens, C | M), 1, INT32_MAX, false},
+    {INTEGER(max_completion_tokens, C | M), 1, INT32_MAX, false},
+    {INTEGER(min_tokens, C | M), 0, INT32_MAX, false},
+    {INTEGER(logprobs, C), 0, MAX_TOP_LOGPROBS, false},
+    {INTEGER(top_logprobs, M), 0, MAX_TOP_LOGPROBS, false},
 };
 
 static const struct flag_field {
 	const char *name;
 	int endpoints;
-	size_t offset;             // in struct api_flags
+	size_t offset; // in struct api_flags
 } flag_fields[] = {
-#define FLAG(name, where, f) {name, where, offsetof(struct api_flags, f)}
-	FLAG("stream", C | M, stream),
-	FLAG("logprobs", M, want_logprobs),
-	FLAG("ignore_eos", C | M, ignore_eos),
-	FLAG("skip_special_tokens", C | M, skip_special_tokens),
-	FLAG("include_stop_str_in_output", C | M, include_stop),
-	FLAG("return_token_ids", C | M, return_token_ids),
-	FLAG("return_tokens_as_token_ids", C | M, tokens_as_ids),
-	FLAG("add_special_tokens", C | M | T, add_special_tokens),
-	FLAG("add_special", T, add_special_tokens),
-	FLAG("parse_special", T, parse_special),
-	FLAG("with_pieces", T, with_pieces),
-	FLAG("return_token_strs", T, with_pieces),
-	FLAG("add_generation_prompt", M | T, add_generation_prompt),
+#define FLAG(name, where, f)                                                                                           \
+	{                                                                                                              \
+		name, where, offsetof(struct api_flags, f)                                                             \
+	}
+    FLAG("stream", C | M, stream),
+    FLAG("logprobs", M, want_logprobs),
+    FLAG("ignore_eos", C | M, ignore_eos),
+    FLAG("skip_special_tokens", C | M, skip_special_tokens),
+    FLAG("include_stop_str_in_output", C | M, include_stop),
+    FLAG("return_token_ids", C | M, return_token_ids),
+    FLAG("return_tokens_as_token_ids", C | M, tokens_as_ids),
+    FLAG("add_special_tokens", C | M | T, add_special_tokens),
+    FLAG("add_special", T, add_special_tokens),
+    FLAG("parse_special", T, parse_special),
+    FLAG("with_pieces", T, with_pieces),
+    FLAG("return_token_strs", T, with_pieces),
+    FLAG("add_generation_prompt", M | T, add_generation_prompt),
 };
 
 // What other servers know and this one does not do: refused by name when it would change the answer.
@@ -66,79 +69,37 @@ static const struct refused_field {
 	int endpoints;
 	enum { IF_TRUE, IF_FILLED, IF_GIVEN } when; // true; neither null, false, "" , [] nor {}; anything but null
 } refused_fields[] = {
-	{"echo", C | M, IF_TRUE},
-	{"suffix", C, IF_FILLED},
-	{"tools", M | T, IF_FILLED},
-	{"functions", M, IF_FILLED},
-	{"function_call", M, IF_FILLED},
-	{"audio", M, IF_FILLED},
-	{"prediction", M, IF_FILLED},
-	{"web_search_options", M, IF_GIVEN},
-	{"guided_json", C | M, IF_GIVEN},
-	{"guided_regex", C | M, IF_GIVEN},
-	{"guided_choice", C | M, IF_GIVEN},
-	{"guided_grammar", C | M, IF_GIVEN},
-	{"guided_decoding_backend", C | M, IF_GIVEN},
-	{"guided_whitespace_pattern", C | M, IF_GIVEN},
-	{"structural_tag", C | M, IF_GIVEN},
-	{"structured_outputs", C | M, IF_FILLED},
-	{"grammar", C | M, IF_FILLED},
-	{"json_schema", C | M, IF_FILLED},
-	{"prompt_logprobs", C | M, IF_GIVEN},
-	{"prompt_embeds", C, IF_GIVEN},
-	{"use_beam_search", C | M, IF_TRUE},
-	{"bad_words", C | M, IF_FILLED},
-	{"allowed_token_ids", C | M, IF_GIVEN},
-	{"truncate_prompt_tokens", C | M, IF_GIVEN},
-	{"logits_processors", C | M, IF_FILLED},
-	{"kv_transfer_params", C | M, IF_FILLED},
-	{"vllm_xargs", C | M, IF_FILLED},
-	{"continue_final_message", M | T, IF_TRUE},
-	{"chat_template", M | T, IF_GIVEN},
-	{"mm_processor_kwargs", M | T, IF_FILLED},
+    {"echo", C | M, IF_TRUE},
+    {"suffix", C, IF_FILLED},
+    {"tools", M | T, IF_FILLED},
+    {"functions", M, IF_FILLED},
+    {"function_call", M, IF_FILLED},
+    {"audio", M, IF_FILLED},
+    {"prediction", M, IF_FILLED},
+    {"web_search_options", M, IF_GIVEN},
+    {"guided_json", C | M, IF_GIVEN},
+    {"guided_regex", C | M, IF_GIVEN},
+    {"guided_choice", C | M, IF_GIVEN},
+    {"guided_grammar", C | M, IF_GIVEN},
+    {"guided_decoding_backend", C | M, IF_GIVEN},
+    {"guided_whitespace_pattern", C | M, IF_GIVEN},
+    {"structural_tag", C | M, IF_GIVEN},
+    {"structured_outputs", C | M, IF_FILLED},
+    {"grammar", C | M, IF_FILLED},
+    {"json_schema", C | M, IF_FILLED},
+    {"prompt_logprobs", C | M, IF_GIVEN},
+    {"prompt_embeds", C, IF_GIVEN},
+    {"use_beam_search", C | M, IF_TRUE},
+    {"bad_words", C | M, IF_FILLED},
+    {"allowed_token_ids", C | M, IF_GIVEN},
+    {"truncate_prompt_tokens", C | M, IF_GIVEN},
+    {"logits_processors", C | M, IF_FILLED},
+    {"kv_transfer_params", C | M, IF_FILLED},
+    {"vllm_xargs", C | M, IF_FILLED},
+    {"continue_final_message", M | T, IF_TRUE},
+    {"chat_template", M | T, IF_GIVEN},
+    {"mm_processor_kwargs", M | T, IF_FILLED},
 };
-
-static enum status check_depth(const char *body, size_t len, struct api_error *e)
-{
-	unsigned depth = 0;
-	bool in_string = false;
-	for (size_t i = 0; i < len; i++) {
-		char c = body[i];
-		if (in_string) {
-			if (c == '\\')
-				i++;
-			else if (c == '"')
-				in_string = false;
-		} else if (c == '"') {
-			in_string = true;
-		} else if (c == '[' || c == '{') {
-			if (++depth > API_MAX_DEPTH)
-				return api_error_invalid(e, NULL, "the body is nested deeper than %d levels", API_MAX_DEPTH);
-		} else if ((c == ']' || c == '}') && depth) {
-			depth--;
-		}
-	}
-	return STATUS_OK;
-}
-
-enum status api_json_parse(json_t **out, const char *body, size_t len, struct api_error *e)
-{
-	*out = NULL;
-	if (!len)
-		return api_error_invalid(e, NULL, "the body is empty, expected a JSON object");
-	TRY(check_depth(body, len, e));
-	json_error_t why;
-	json_t *root = json_loadb(body, len, JSON_REJECT_DUPLICATES, &why);
-	if (!root)
-		return api_error_invalid(e, NULL, "the body is not valid JSON: %s (line %d, column %d)", why.text, why.line,
-		                         why.column);
-	if (!json_is_object(root)) {
-		json_decref(root);
-		return api_error_invalid(e, NULL, "the body must be a JSON object");
-	}
-	*out = root;
-	return STATUS_OK;
-}
 
 // The field's value, NULL if absent or null.
 static const json_t *field(const struct api_request *r, const char *name)
@@ -184,7 +145,7 @@ static enum status parse_numbers(struct api_request *r, struct api_error *e)
 		}
 		if (!(d >= f->min && d <= f->max) || (f->above_min && d == f->min))
 			return api_error_invalid(e, f->name, "%s is %.9g, must be %s %.9g and at most %.9g", f->name, d,
-			                         f->above_min ? "above" : "at least", f->min, f->max);
+						 f->above_min ? "above" : "at least", f->min, f->max);
 		if (f->is_integer)
 			memcpy(place, &integer, sizeof integer);
 		else
@@ -243,13 +204,14 @@ static enum status check_refused(const struct api_request *r, struct api_error *
 		if (!type)
 			return api_error_invalid(e, "response_format", "response_format must be an object with a type");
 		if (strcmp(type, "text") != 0)
-			return api_error_invalid(e, "response_format", "response_format of type '%.64s' is not supported, only text",
-			                         type);
+			return api_error_invalid(e, "response_format",
+						 "response_format of type '%.64s' is not supported, only text", type);
 	}
 	v = field(r, "modalities");
 	size_t index;
 	const json_t *item;
-	json_array_foreach(v, index, item) {
+	json_array_foreach(v, index, item)
+	{
 		if (!json_is_string(item) || strcmp(json_string_value(item), "text") != 0)
 			return api_error_invalid(e, "modalities", "modalities other than text are not supported");
 	}
@@ -282,7 +244,8 @@ static enum status parse_stop(struct api_request *r, struct api_error *e)
 	if (v && !json_is_string(v) && !json_is_array(v))
 		return api_error_invalid(e, "stop", "stop must be a string or an array of strings");
 	if (count > STOP_MAX_STRINGS)
-		return api_error_invalid(e, "stop", "stop has %zu strings, at most %d are allowed", count, STOP_MAX_STRINGS);
+		return api_error_invalid(e, "stop", "stop has %zu strings, at most %d are allowed", count,
+					 STOP_MAX_STRINGS);
 	if (!count)
 		return STATUS_OK;
 	r->stop_strings = xcalloc(count, sizeof *r->stop_strings);
@@ -294,7 +257,7 @@ static enum status parse_stop(struct api_request *r, struct api_error *e)
 		lens[i] = json_string_length(s);
 		if (lens[i] < 1 || lens[i] > STOP_MAX_BYTES)
 			return api_error_invalid(e, "stop", "stop[%zu] has %zu bytes, must have 1 to %d", i, lens[i],
-			                         STOP_MAX_BYTES);
+						 STOP_MAX_BYTES);
 		r->stop_strings[i] = json_string_value(s);
 	}
 	r->n_stop_strings = (unsigned)count;
@@ -304,18 +267,19 @@ static enum status parse_stop(struct api_request *r, struct api_error *e)
 
 // An array of token ids; name is the field's for errors.
 static enum status parse_ids(const json_t *v, const char *name, uint32_t vocab_size, uint32_t **ids, size_t *count,
-                             struct api_error *e)
+			     struct api_error *e)
 {
 	size_t n = json_array_size(v), i;
 	const json_t *item;
 	*ids = xcalloc(n, sizeof **ids);
-	json_array_foreach(v, i, item) {
+	json_array_foreach(v, i, item)
+	{
 		if (!json_is_integer(item))
 			return api_error_invalid(e, name, "%s[%zu] must be a token id", name, i);
 		json_int_t id = json_integer_value(item);
 		if (id < 0 || id >= (json_int_t)vocab_size)
 			return api_error_invalid(e, name, "%s[%zu] is %lld, must be a token id from 0 to %u", name, i,
-			                         (long long)id, vocab_size - 1);
+						 (long long)id, vocab_size - 1);
 		(*ids)[i] = (uint32_t)id;
 	}
 	*count = n;
@@ -329,7 +293,7 @@ static enum status parse_stop_ids(struct api_request *r, const struct api_limits
 		return STATUS_OK;
 	if (!json_is_array(v) || json_array_size(v) > API_MAX_STOP_TOKENS)
 		return api_error_invalid(e, "stop_token_ids", "stop_token_ids must be an array of at most %d token ids",
-		                         API_MAX_STOP_TOKENS);
+					 API_MAX_STOP_TOKENS);
 	size_t count = 0;
 	TRY(parse_ids(v, "stop_token_ids", limits->vocab_size, &r->stop_ids, &count, e));
 	r->n_stop_ids = (uint32_t)count;
@@ -342,22 +306,25 @@ static enum status parse_bias(struct api_request *r, const struct api_limits *li
 	if (!v)
 		return STATUS_OK;
 	if (!json_is_object(v) || json_object_size(v) > MAX_BIAS)
-		return api_error_invalid(e, "logit_bias", "logit_bias must be an object of at most %d token ids", MAX_BIAS);
+		return api_error_invalid(e, "logit_bias", "logit_bias must be an object of at most %d token ids",
+					 MAX_BIAS);
 	size_t n = json_object_size(v);
 	r->bias_ids = xcalloc(n, sizeof *r->bias_ids);
 	r->bias_values = xcalloc(n, sizeof *r->bias_values);
 	const char *key;
 	json_t *value;
-	json_object_foreach((json_t *)v, key, value) {
+	json_object_foreach((json_t *)v, key, value)
+	{
 		char *end;
 		errno = 0;
 		unsigned long long id = strtoull(key, &end, 10);
 		if (key[0] < '0' || key[0] > '9' || *end || errno || id >= limits->vocab_size)
-			return api_error_invalid(e, "logit_bias", "logit_bias: '%.32s' is not a token id from 0 to %u", key,
-			                         limits->vocab_size - 1);
+			return api_error_invalid(e, "logit_bias", "logit_bias: '%.32s' is not a token id from 0 to %u",
+						 key, limits->vocab_size - 1);
 		double d = json_number_value(value);
 		if (!json_is_number(value) || !(d >= -100 && d <= 100))
-			return api_error_invalid(e, "logit_bias", "logit_bias[%.32s] must be a number from -100 to 100", key);
+			return api_error_invalid(e, "logit_bias", "logit_bias[%.32s] must be a number from -100 to 100",
+						 key);
 		for (uint32_t i = 0; i < r->n_bias; i++)
 			if (r->bias_ids[i] == (uint32_t)id)
 				return api_error_invalid(e, "logit_bias", "logit_bias names token %llu twice", id);
@@ -385,7 +352,7 @@ static enum status parse_salt(struct api_request *r, struct api_error *e)
 }
 
 static enum status parse_one_prompt(const json_t *v, struct api_prompt *p, const struct api_limits *limits,
-                                    struct api_error *e)
+				    struct api_error *e)
 {
 	if (json_is_string(v)) {
 		*p = (struct api_prompt){.text = json_string_value(v), .len = json_string_length(v)};
@@ -402,15 +369,17 @@ static enum status parse_prompt(struct api_request *r, const struct api_limits *
 	if (!v)
 		return api_error_invalid(e, "prompt", "prompt is required");
 	if (!json_is_string(v) && !json_is_array(v))
-		return api_error_invalid(e, "prompt", "prompt must be a string, an array of strings, an array of token ids or "
-		                                      "an array of such arrays");
+		return api_error_invalid(e, "prompt",
+					 "prompt must be a string, an array of strings, an array of token ids or "
+					 "an array of such arrays");
 	const json_t *first = json_array_get(v, 0);
 	bool single = json_is_string(v) || json_is_integer(first);
 	size_t n = single ? 1 : json_array_size(v);
 	if (!n)
 		return api_error_invalid(e, "prompt", "prompt must not be empty");
 	if (n > API_MAX_PROMPTS)
-		return api_error_invalid(e, "prompt", "prompt has %zu entries, at most %d are allowed", n, API_MAX_PROMPTS);
+		return api_error_invalid(e, "prompt", "prompt has %zu entries, at most %d are allowed", n,
+					 API_MAX_PROMPTS);
 	r->prompts = xcalloc(n, sizeof *r->prompts);
 	r->n_prompts = (uint32_t)n;
 	if (single)
@@ -418,8 +387,8 @@ static enum status parse_prompt(struct api_request *r, const struct api_limits *
 	for (size_t i = 0; i < n; i++) {
 		const json_t *item = json_array_get(v, i);
 		if (json_typeof(item) != json_typeof(first) || !(json_is_string(item) || json_is_array(item)))
-			return api_error_invalid(e, "prompt", "prompt[%zu] must be a string or an array of token ids, as all others",
-			                         i);
+			return api_error_invalid(
+			    e, "prompt", "prompt[%zu] must be a string or an array of token ids, as all others", i);
 		TRY(parse_one_prompt(item, &r->prompts[i], limits, e));
 	}
 	return STATUS_OK;
@@ -440,10 +409,13 @@ static enum status parse_chat(struct api_request *r, struct api_error *e)
 		status = api_error_invalid(e, "chat_template_kwargs", "chat_template_kwargs must be an object");
 		goto out;
 	}
-	json_object_foreach((json_t *)kwargs, key, value) {
+	json_object_foreach((json_t *)kwargs, key, value)
+	{
 		if (!strcmp(key, "messages") || !strcmp(key, "tools") || !strcmp(key, "chat_template") ||
-		    !strcmp(key, "tokenize") || !strcmp(key, "add_generation_prompt") || !strcmp(key, "continue_final_message")) {
-			status = api_error_invalid(e, "chat_template_kwargs", "chat_template_kwargs must not hold '%s'", key);
+		    !strcmp(key, "tokenize") || !strcmp(key, "add_generation_prompt") ||
+		    !strcmp(key, "continue_final_message")) {
+			status = api_error_invalid(e, "chat_template_kwargs", "chat_template_kwargs must not hold '%s'",
+						   key);
 			goto out;
 		}
 		json_object_set(extra, key, value);
@@ -470,7 +442,8 @@ static enum status parse_tokenize(struct api_request *r, const struct api_limits
 		return parse_chat(r, e);
 	}
 	if (content && !prompt) // llama.cpp's form, whose default is the other way round
-		r->flag.add_special_tokens = json_is_true(field(r, "add_special")) || json_is_true(field(r, "add_special_tokens"));
+		r->flag.add_special_tokens =
+		    json_is_true(field(r, "add_special")) || json_is_true(field(r, "add_special_tokens"));
 	const char *name = prompt ? "prompt" : "content";
 	const json_t *v = prompt ? prompt : content;
 	if (!v)
@@ -486,7 +459,8 @@ static enum status parse_detokenize(struct api_request *r, const struct api_limi
 {
 	const json_t *v = field(r, "tokens");
 	if (!v || !json_is_array(v))
-		return api_error_invalid(e, "tokens", v ? "tokens must be an array of token ids" : "tokens is required");
+		return api_error_invalid(e, "tokens",
+					 v ? "tokens must be an array of token ids" : "tokens is required");
 	r->prompts = xcalloc(1, sizeof *r->prompts);
 	r->n_prompts = 1;
 	return parse_ids(v, "tokens", limits->vocab_size, &r->prompts[0].ids, &r->prompts[0].n_ids, e);
@@ -503,10 +477,10 @@ static enum status check_together(struct api_request *r, struct api_error *e)
 		r->max_tokens = 16; // as OpenAI
 	if (r->max_tokens && n->min_tokens > r->max_tokens)
 		return api_error_invalid(e, "min_tokens", "min_tokens is %lld, must be at most max_tokens, which is %u",
-		                         (long long)n->min_tokens, r->max_tokens);
+					 (long long)n->min_tokens, r->max_tokens);
 	if (n->best_of && n->best_of < n->n)
 		return api_error_invalid(e, "best_of", "best_of is %lld, must be at least n, which is %lld",
-		                         (long long)n->best_of, (long long)n->n);
+					 (long long)n->best_of, (long long)n->n);
 	if (n->best_of > n->n)
 		return api_error_invalid(e, "best_of", "best_of above n is not supported");
 	if (r->endpoint == API_COMPLETIONS)
@@ -516,8 +490,8 @@ static enum status check_together(struct api_request *r, struct api_error *e)
 	else if (n->top_logprobs > 0)
 		return api_error_invalid(e, "top_logprobs", "top_logprobs needs logprobs to be true");
 	if (r->n_prompts * (uint64_t)n->n > API_MAX_TOTAL_CHOICES)
-		return api_error_invalid(e, "n", "n is %lld for %u prompts, at most %d choices are allowed", (long long)n->n,
-		                         r->n_prompts, API_MAX_TOTAL_CHOICES);
+		return api_error_invalid(e, "n", "n is %lld for %u prompts, at most %d choices are allowed",
+					 (long long)n->n, r->n_prompts, API_MAX_TOTAL_CHOICES);
 	return STATUS_OK;
 }
 
@@ -529,26 +503,26 @@ static float or_default(float model, float openai)
 static void set_defaults(struct api_request *r, const struct model_generation *g)
 {
 	r->number = (struct api_numbers){
-		.temperature = or_default(g->temperature, 1),
-		.top_p = or_default(g->top_p == 0 ? NAN : g->top_p, 1),
-		.min_p = or_default(g->min_p, 0),
-		.repetition_penalty = or_default(g->repetition_penalty == 0 ? NAN : g->repetition_penalty, 1),
-		.top_k = g->top_k > 0 ? g->top_k : -1,
-		.n = 1,
-		.logprobs = -1,
-		.top_logprobs = -1,
+	    .temperature = or_default(g->temperature, 1),
+	    .top_p = or_default(g->top_p == 0 ? NAN : g->top_p, 1),
+	    .min_p = or_default(g->min_p, 0),
+	    .repetition_penalty = or_default(g->repetition_penalty == 0 ? NAN : g->repetition_penalty, 1),
+	    .top_k = g->top_k > 0 ? g->top_k : -1,
+	    .n = 1,
+	    .logprobs = -1,
+	    .top_logprobs = -1,
 	};
 	r->flag = (struct api_flags){
-		.skip_special_tokens = true,
-		.add_special_tokens = r->endpoint != API_CHAT,
-		.parse_special = true,
-		.add_generation_prompt = true,
+	    .skip_special_tokens = true,
+	    .add_special_tokens = r->endpoint != API_CHAT,
+	    .parse_special = true,
+	    .add_generation_prompt = true,
 	};
 	r->n_logprobs = -1;
 }
 
 enum status api_request_parse(struct api_request *r, enum api_endpoint endpoint, const char *body, size_t len,
-                              const struct api_limits *limits, struct api_error *e)
+			      const struct api_limits *limits, struct api_error *e)
 {
 	*r = (struct api_request){.endpoint = endpoint};
 	set_defaults(r, limits->generation);

@@ -100,7 +100,8 @@ static enum status read_small_file(const char *path, char **out, struct error *e
 	close(fd);
 	if (!len || len == MAX_SMALL_FILE || memchr(data, 0, len)) {
 		free(data);
-		return error_set(e, STATUS_USAGE, "%s: expected a text file of 1 to %d bytes", path, MAX_SMALL_FILE - 1);
+		return error_set(e, STATUS_USAGE, "%s: expected a text file of 1 to %d bytes", path,
+				 MAX_SMALL_FILE - 1);
 	}
 	data[len] = 0;
 	*out = data;
@@ -163,7 +164,8 @@ static enum status listen_on(struct http_server *s, int *out, struct error *e)
 	enum status status = STATUS_OK;
 	int fd = -1;
 	if (!is_loopback(list->ai_addr) && !s->n_keys && !s->options.no_auth)
-		status = error_set(e, STATUS_USAGE, "--host %s is beyond this machine: give --api-key-file, or --no-auth", host);
+		status = error_set(e, STATUS_USAGE,
+				   "--host %s is beyond this machine: give --api-key-file, or --no-auth", host);
 	for (const struct addrinfo *a = list; a && fd < 0 && status == STATUS_OK; a = a->ai_next)
 		fd = try_listen(a);
 	int why = errno;
@@ -175,9 +177,9 @@ static enum status listen_on(struct http_server *s, int *out, struct error *e)
 	socklen_t len = sizeof bound;
 	getsockname(fd, (struct sockaddr *)&bound, &len);
 	unsigned real = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-	                                                  : ((struct sockaddr_in *)&bound)->sin_port);
-	snprintf(s->address, sizeof s->address, strchr(host, ':') ? "%s://[%s]:%u" : "%s://%s:%u", s->tls ? "https" : "http",
-	         host, real);
+							  : ((struct sockaddr_in *)&bound)->sin_port);
+	snprintf(s->address, sizeof s->address, strchr(host, ':') ? "%s://[%s]:%u" : "%s://%s:%u",
+		 s->tls ? "https" : "http", host, real);
 	*out = fd;
 	return STATUS_OK;
 }
@@ -214,20 +216,20 @@ static enum status start_daemon(struct http_server *s, int listen_fd, struct err
 		TRY_GOTO(read_small_file(s->options.tls_key, &key, e), out);
 	}
 	struct MHD_OptionItem tls[] = {
-		{MHD_OPTION_HTTPS_MEM_CERT, 0, cert}, {MHD_OPTION_HTTPS_MEM_KEY, 0, key}, {MHD_OPTION_END, 0, NULL}};
+	    {MHD_OPTION_HTTPS_MEM_CERT, 0, cert}, {MHD_OPTION_HTTPS_MEM_KEY, 0, key}, {MHD_OPTION_END, 0, NULL}};
 	unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_TURBO |
-		(s->tls ? MHD_USE_TLS : 0);
+			 (s->tls ? MHD_USE_TLS : 0);
 	s->daemon = MHD_start_daemon(
-		flags, 0, NULL, NULL, http_access, s, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_LISTEN_SOCKET,
-		listen_fd, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)MHD_THREADS, MHD_OPTION_CONNECTION_LIMIT,
-		connection_limit(&s->options), MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_MEMORY,
-		MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(s->slow_ms / 1000), MHD_OPTION_NOTIFY_COMPLETED, http_completed, s,
-		MHD_OPTION_NOTIFY_CONNECTION, http_notify_connection, s, MHD_OPTION_ARRAY, s->tls ? tls : &tls[2],
-		MHD_OPTION_END);
+	    flags, 0, NULL, NULL, http_access, s, MHD_OPTION_EXTERNAL_LOGGER, log_mhd, NULL, MHD_OPTION_LISTEN_SOCKET,
+	    listen_fd, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)MHD_THREADS, MHD_OPTION_CONNECTION_LIMIT,
+	    connection_limit(&s->options), MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONNECTION_MEMORY,
+	    MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(s->slow_ms / 1000), MHD_OPTION_NOTIFY_COMPLETED, http_completed,
+	    s, MHD_OPTION_NOTIFY_CONNECTION, http_notify_connection, s, MHD_OPTION_ARRAY, s->tls ? tls : &tls[2],
+	    MHD_OPTION_END);
 	if (!s->daemon)
 		status = s->tls ? error_set(e, STATUS_USAGE, "%s, %s: not a certificate and its key in PEM form",
-		                            s->options.tls_cert, s->options.tls_key)
-		                : error_set(e, STATUS_FATAL, "the HTTP server does not start: %s", strerror(errno));
+					    s->options.tls_cert, s->options.tls_key)
+				: error_set(e, STATUS_FATAL, "the HTTP server does not start: %s", strerror(errno));
 out:
 	free(cert);
 	if (key)
@@ -374,7 +376,7 @@ static bool wait_idle(struct http_server *s, unsigned limit_s)
 	int rc = 0;
 	while ((s->busy_requests || s->live_subs) && rc != ETIMEDOUT)
 		rc = limit_s ? pthread_cond_timedwait(&s->idle, &s->busy_lock, &until)
-		             : pthread_cond_wait(&s->idle, &s->busy_lock);
+			     : pthread_cond_wait(&s->idle, &s->busy_lock);
 	bool idle = !s->busy_requests && !s->live_subs;
 	pthread_mutex_unlock(&s->busy_lock);
 	return idle;
@@ -390,7 +392,8 @@ void http_server_stop(struct http_server **server, bool drain)
 	if (!drain)
 		http_note_post(s, &(struct http_note){.kind = NOTE_STOP});
 	if (!wait_idle(s, drain ? 0 : STOP_LIMIT_S)) {
-		// The engine broke its promise that every request ends; its callback may still come, so nothing is freed.
+		// The engine broke its promise that every request ends; its callback may still come, so nothing is
+		// freed.
 		log_error("http: requests are still in hand %d s after they were cancelled", STOP_LIMIT_S);
 		return;
 	}

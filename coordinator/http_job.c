@@ -1,6 +1,6 @@
 // What takes processor time before a request is the engine's: parsing, rendering the chat template, tokenizing. The
-// surprising decision: it runs on a few threads of its own, so that a template that loops until its time limit, or a body
-// of many megabytes, delays neither streams nor /health.
+// surprising decision: it runs on a few threads of its own, so that a template that loops until its time limit, or a
+// body of many megabytes, delays neither streams nor /health.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -41,14 +41,15 @@ static enum status chat_ids(struct http_request *r, struct token_list *ids)
 {
 	struct http_server *s = r->server;
 	if (!s->options.chat_template)
-		return api_error_invalid(&r->error, "messages", "this model has no chat template; use /v1/completions or start "
-		                                                "the server with --chat-template");
+		return api_error_invalid(&r->error, "messages",
+					 "this model has no chat template; use /v1/completions or start "
+					 "the server with --chat-template");
 	struct error why;
 	struct chat_rendering rendering;
 	if (chat_template_render(s->options.chat_template, r->api.messages_json, r->api.extra_json, &rendering, &why))
 		return invalid_prompt(&r->error, "messages", &why);
 	enum status status = tokenizer_encode_segments(s->options.tokenizer, rendering.segments, rendering.count,
-	                                               r->api.flag.add_special_tokens, ids, &why);
+						       r->api.flag.add_special_tokens, ids, &why);
 	chat_rendering_free(&rendering);
 	if (status != STATUS_OK)
 		return invalid_prompt(&r->error, "messages", &why);
@@ -73,8 +74,8 @@ static enum status text_ids(struct http_request *r, struct api_prompt *p, struct
 	}
 	struct error why;
 	struct encode_options options = {
-		.add_special = r->api.flag.add_special_tokens,
-		.parse_special = r->api.flag.parse_special,
+	    .add_special = r->api.flag.add_special_tokens,
+	    .parse_special = r->api.flag.parse_special,
 	};
 	if (tokenizer_encode(r->server->options.tokenizer, p->text, p->len, &options, ids, &why) != STATUS_OK)
 		return invalid_prompt(&r->error, "prompt", &why);
@@ -97,16 +98,18 @@ static enum status check_length(struct http_request *r, size_t n_prompt, uint32_
 		return api_error_invalid(&r->error, param, "the prompt has no tokens");
 	if (n_prompt < max_context)
 		return STATUS_OK;
-	api_error_invalid(&r->error, param,
-	                  "This model's maximum context length is %u tokens, but the prompt alone has %zu tokens; at least "
-	                  "one more is needed for the answer.", max_context, n_prompt);
+	api_error_invalid(
+	    &r->error, param,
+	    "This model's maximum context length is %u tokens, but the prompt alone has %zu tokens; at least "
+	    "one more is needed for the answer.",
+	    max_context, n_prompt);
 	r->error.code = "context_length_exceeded";
 	return STATUS_INVALID;
 }
 
 // All prompts of the request as ids. The caller owns *out.
 static enum status make_prompts(struct http_request *r, uint32_t max_context, struct api_prompt_tokens **out,
-                                uint32_t *count)
+				uint32_t *count)
 {
 	uint32_t n = r->api.endpoint == API_CHAT ? 1 : r->api.n_prompts;
 	struct api_prompt_tokens *prompts = xcalloc(n, sizeof *prompts);
@@ -144,7 +147,7 @@ static void refuse_submission(struct http_request *r, enum status status, const 
 }
 
 static enum status submit_one(struct http_request *r, uint32_t index, uint32_t max_context, const uint32_t *end_ids,
-                              uint32_t n_end_ids)
+			      uint32_t n_end_ids)
 {
 	struct http_server *s = r->server;
 	struct http_sub *sub = &r->subs[index];
@@ -153,30 +156,31 @@ static enum status submit_one(struct http_request *r, uint32_t index, uint32_t m
 	uint32_t room = max_context - prompt->count;
 	bool ban_ends = n->min_tokens > 0;
 	struct scheduler_request request = {
-		.id = sub->engine_id,
-		.prompt = prompt->ids,
-		.n_prompt = prompt->count,
-		.n_choices = sub->n_choices,
-		.max_tokens = r->api.max_tokens && r->api.max_tokens < room ? r->api.max_tokens : room,
-		.end_ids = r->api.flag.ignore_eos ? r->api.stop_ids : end_ids,
-		.n_end_ids = r->api.flag.ignore_eos ? r->api.n_stop_ids : n_end_ids,
-		.cache_salt = r->api.cache_salt,
-		.sampling = {
-			.temperature = (float)n->temperature,
-			.top_p = (float)n->top_p,
-			.min_p = (float)n->min_p,
-			.repetition_penalty = (float)n->repetition_penalty,
-			.presence_penalty = (float)n->presence_penalty,
-			.frequency_penalty = (float)n->frequency_penalty,
-			.top_k = (int32_t)n->top_k,
-			.seed = r->api.has_seed ? (uint64_t)n->seed : random_u64(),
-			.n_logprobs = r->api.n_logprobs,
-			.min_tokens = (uint32_t)n->min_tokens,
-			.n_bias = r->api.n_bias,
-			.bias_ids = r->api.bias_ids,
-			.bias_values = r->api.bias_values,
-			.n_stop_ids = ban_ends ? n_end_ids : 0,
-			.stop_ids = ban_ends ? end_ids : NULL,
+	    .id = sub->engine_id,
+	    .prompt = prompt->ids,
+	    .n_prompt = prompt->count,
+	    .n_choices = sub->n_choices,
+	    .max_tokens = r->api.max_tokens && r->api.max_tokens < room ? r->api.max_tokens : room,
+	    .end_ids = r->api.flag.ignore_eos ? r->api.stop_ids : end_ids,
+	    .n_end_ids = r->api.flag.ignore_eos ? r->api.n_stop_ids : n_end_ids,
+	    .cache_salt = r->api.cache_salt,
+	    .sampling =
+		{
+		    .temperature = (float)n->temperature,
+		    .top_p = (float)n->top_p,
+		    .min_p = (float)n->min_p,
+		    .repetition_penalty = (float)n->repetition_penalty,
+		    .presence_penalty = (float)n->presence_penalty,
+		    .frequency_penalty = (float)n->frequency_penalty,
+		    .top_k = (int32_t)n->top_k,
+		    .seed = r->api.has_seed ? (uint64_t)n->seed : random_u64(),
+		    .n_logprobs = r->api.n_logprobs,
+		    .min_tokens = (uint32_t)n->min_tokens,
+		    .n_bias = r->api.n_bias,
+		    .bias_ids = r->api.bias_ids,
+		    .bias_values = r->api.bias_values,
+		    .n_stop_ids = ban_ends ? n_end_ids : 0,
+		    .stop_ids = ban_ends ? end_ids : NULL,
 		},
 	};
 	struct error why = {{0}};
@@ -200,10 +204,10 @@ static void make_subs(struct http_request *r)
 	r->subs = xcalloc(r->n_subs, sizeof *r->subs);
 	for (uint32_t i = 0; i < r->n_subs; i++)
 		r->subs[i] = (struct http_sub){
-			.request = r,
-			.engine_id = engine_new_id(r->server->options.engine),
-			.first_choice = i * n,
-			.n_choices = n,
+		    .request = r,
+		    .engine_id = engine_new_id(r->server->options.engine),
+		    .first_choice = i * n,
+		    .n_choices = n,
 		};
 	r->n_unfinished = r->answer.n_choices;
 	r->touched = xcalloc(r->answer.n_choices, sizeof *r->touched);
@@ -283,8 +287,8 @@ static bool generate(struct http_request *r)
 	char id[48], hex[33];
 	http_random_hex(hex, 32);
 	snprintf(id, sizeof id, "%s-%s", r->api.endpoint == API_CHAT ? "chatcmpl" : "cmpl", hex);
-	api_answer_init(&r->answer, &r->api, s->options.tokenizer, s->options.served_model_name, id, (int64_t)time(NULL),
-	                prompts, n_prompts);
+	api_answer_init(&r->answer, &r->api, s->options.tokenizer, s->options.served_model_name, id,
+			(int64_t)time(NULL), prompts, n_prompts);
 	make_subs(r);
 	return submit_all(r, max_context);
 }
@@ -306,7 +310,8 @@ static enum status answer_tokenize(struct http_request *r)
 			json_add(out, ",", 1);
 		size_t len = 0;
 		const char *bytes = r->api.flag.with_pieces
-			? tokenizer_token_bytes(r->server->options.tokenizer, ids.ids[i], false, &len) : NULL;
+					? tokenizer_token_bytes(r->server->options.tokenizer, ids.ids[i], false, &len)
+					: NULL;
 		if (as_objects) { // llama.cpp: bytes that are no text come as numbers
 			json_addf(out, "{\"id\":%u,\"piece\":", ids.ids[i]);
 			if (utf8_valid(bytes, len)) {
@@ -357,16 +362,16 @@ static enum status answer_detokenize(struct http_request *r)
 static void run_job(struct http_request *r)
 {
 	static const enum api_endpoint endpoints[] = {
-		[ROUTE_CHAT] = API_CHAT,
-		[ROUTE_COMPLETIONS] = API_COMPLETIONS,
-		[ROUTE_TOKENIZE] = API_TOKENIZE,
-		[ROUTE_DETOKENIZE] = API_DETOKENIZE,
+	    [ROUTE_CHAT] = API_CHAT,
+	    [ROUTE_COMPLETIONS] = API_COMPLETIONS,
+	    [ROUTE_TOKENIZE] = API_TOKENIZE,
+	    [ROUTE_DETOKENIZE] = API_DETOKENIZE,
 	};
 	struct http_server *s = r->server;
 	enum api_endpoint endpoint = endpoints[r->route];
 	struct api_limits limits = {
-		.vocab_size = tokenizer_vocab_size(s->options.tokenizer),
-		.generation = &s->generation,
+	    .vocab_size = tokenizer_vocab_size(s->options.tokenizer),
+	    .generation = &s->generation,
 	};
 	enum status status = api_request_parse(&r->api, endpoint, r->body.data, r->body.len, &limits, &r->error);
 	atomic_fetch_sub(&s->body_bytes, r->body.capacity);
@@ -383,9 +388,10 @@ static void run_job(struct http_request *r)
 	r->http_status = 200;
 	if (status != STATUS_OK) {
 		if (generates)
-			metrics_refused(s->metrics, r->error.http_status == 429 ? REFUSED_QUEUE_FULL
-			                          : r->error.http_status == 503 ? REFUSED_UNAVAILABLE
-			                          : r->error.code ? REFUSED_CONTEXT_LENGTH : REFUSED_INVALID);
+			metrics_refused(s->metrics, r->error.http_status == 429	  ? REFUSED_QUEUE_FULL
+						    : r->error.http_status == 503 ? REFUSED_UNAVAILABLE
+						    : r->error.code		  ? REFUSED_CONTEXT_LENGTH
+										  : REFUSED_INVALID);
 		http_answer_error(r);
 	}
 	if (r->fd >= 0)

@@ -17,20 +17,20 @@
 enum { DISCARD_MAX = 1 << 20 };
 
 static const struct route {
-	const char *path;          // a prefix if it ends with a slash
-	bool post;                 // else GET and HEAD
-	bool open;                 // needs no key
+	const char *path; // a prefix if it ends with a slash
+	bool post;	  // else GET and HEAD
+	bool open;	  // needs no key
 	enum http_route_id id;
 } routes[] = {
-	{"/v1/chat/completions", true, false, ROUTE_CHAT},
-	{"/v1/completions", true, false, ROUTE_COMPLETIONS},
-	{"/tokenize", true, false, ROUTE_TOKENIZE},
-	{"/detokenize", true, false, ROUTE_DETOKENIZE},
-	{"/v1/models", false, false, ROUTE_MODELS},
-	{"/v1/models/", false, false, ROUTE_MODELS},
-	{"/health", false, true, ROUTE_HEALTH},
-	{"/ready", false, true, ROUTE_READY},
-	{"/metrics", false, false, ROUTE_METRICS},
+    {"/v1/chat/completions", true, false, ROUTE_CHAT},
+    {"/v1/completions", true, false, ROUTE_COMPLETIONS},
+    {"/tokenize", true, false, ROUTE_TOKENIZE},
+    {"/detokenize", true, false, ROUTE_DETOKENIZE},
+    {"/v1/models", false, false, ROUTE_MODELS},
+    {"/v1/models/", false, false, ROUTE_MODELS},
+    {"/health", false, true, ROUTE_HEALTH},
+    {"/ready", false, true, ROUTE_READY},
+    {"/metrics", false, false, ROUTE_METRICS},
 };
 
 static const struct route *find_route(const char *url)
@@ -98,7 +98,7 @@ static enum MHD_Result queue_whole(struct http_request *r)
 	size_t len = r->answer_body.len;
 	set_deadline(r, r->server->slow_ms + (int64_t)len * 1000 / HTTP_SLOWEST_BYTES_PER_S);
 	struct MHD_Response *response =
-		MHD_create_response_from_buffer(len, r->answer_body.data, MHD_RESPMEM_MUST_FREE);
+	    MHD_create_response_from_buffer(len, r->answer_body.data, MHD_RESPMEM_MUST_FREE);
 	if (response)
 		r->answer_body = (struct json_buf){0};
 	if (!r->content_type && len)
@@ -120,9 +120,12 @@ static enum MHD_Result queue_stream(struct http_request *r)
 static enum MHD_Result queue_answer(struct http_request *r)
 {
 	switch (r->answer_kind) {
-	case ANSWER_WHOLE: return queue_whole(r);
-	case ANSWER_STREAM: return queue_stream(r);
-	default: return MHD_NO; // the client is gone: closes the connection
+	case ANSWER_WHOLE:
+		return queue_whole(r);
+	case ANSWER_STREAM:
+		return queue_stream(r);
+	default:
+		return MHD_NO; // the client is gone: closes the connection
 	}
 }
 
@@ -140,7 +143,7 @@ static enum MHD_Result queue_options(struct http_request *r)
 		const char *wanted = header(r, "Access-Control-Request-Headers");
 		MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, HEAD, POST, OPTIONS");
 		MHD_add_response_header(response, "Access-Control-Allow-Headers",
-		                        wanted ? wanted : "authorization, content-type, x-request-id");
+					wanted ? wanted : "authorization, content-type, x-request-id");
 		MHD_add_response_header(response, "Access-Control-Max-Age", "600");
 	}
 	set_deadline(r, r->server->slow_ms);
@@ -165,7 +168,8 @@ static void answer_models(struct http_request *r, const char *wanted)
 		json_adds(out, "{\"object\":\"list\",\"data\":[");
 	json_adds(out, "{\"id\":");
 	json_add_string(out, id, strlen(id));
-	json_addf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"stagecoach\",\"root\":", (long long)s->created);
+	json_addf(
+	    out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"stagecoach\",\"root\":", (long long)s->created);
 	json_add_string(out, id, strlen(id));
 	json_addf(out, ",\"parent\":null,\"max_model_len\":%u}", info->max_context);
 	if (!wanted)
@@ -185,7 +189,7 @@ static void answer_state(struct http_request *r, bool ready_wanted)
 			api_error_set(&r->error, 503, "not_ready", "the pipeline is not ready");
 		else
 			api_error_set(&r->error, 503, "unhealthy", "%s",
-			              info->failure[0] ? info->failure : "the pipeline cannot recover");
+				      info->failure[0] ? info->failure : "the pipeline cannot recover");
 		http_answer_error(r);
 	}
 	free(info);
@@ -258,7 +262,7 @@ static void check_content_type(struct http_request *r)
 	while (n && isspace((unsigned char)media[n - 1]))
 		media[--n] = 0;
 	bool is_json = !strcasecmp(media, "application/json") ||
-		(n > 17 && !strncasecmp(media, "application/", 12) && !strcasecmp(media + n - 5, "+json"));
+		       (n > 17 && !strncasecmp(media, "application/", 12) && !strcasecmp(media + n - 5, "+json"));
 	if (!is_json) {
 		api_error_set(&r->error, 415, "unsupported_media_type", "Content-Type must be application/json");
 	} else if (encoding && strcasecmp(encoding, "identity") != 0) {
@@ -268,7 +272,8 @@ static void check_content_type(struct http_request *r)
 		if (!charset)
 			return;
 		charset += 8 + (charset[8] == '"');
-		if (!strncasecmp(charset, "utf-8", 5) || !strncasecmp(charset, "utf8", 4) || !strncasecmp(charset, "us-ascii", 8))
+		if (!strncasecmp(charset, "utf-8", 5) || !strncasecmp(charset, "utf8", 4) ||
+		    !strncasecmp(charset, "us-ascii", 8))
 			return;
 		api_error_set(&r->error, 400, "unsupported_charset", "the body must be in UTF-8");
 	}
@@ -285,7 +290,8 @@ static void check_head(struct http_request *r, const char *url, const char *meth
 	const struct route *route = find_route(url);
 	r->refused = true;
 	if (!(route && route->open) && !authorized(r)) {
-		api_error_set(&r->error, 401, "invalid_api_key", "a valid API key is required: Authorization: Bearer KEY");
+		api_error_set(&r->error, 401, "invalid_api_key",
+			      "a valid API key is required: Authorization: Bearer KEY");
 		metrics_refused(r->server->metrics, REFUSED_UNAUTHORIZED);
 		return;
 	}
@@ -296,7 +302,8 @@ static void check_head(struct http_request *r, const char *url, const char *meth
 	bool get = !strcmp(method, "GET") || !strcmp(method, "HEAD");
 	if (route->post ? strcmp(method, "POST") != 0 : !get) {
 		snprintf(r->allow, sizeof r->allow, "%s", route->post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
-		api_error_set(&r->error, 405, "method_not_allowed", "%.32s is not allowed here, only %s", method, r->allow);
+		api_error_set(&r->error, 405, "method_not_allowed", "%.32s is not allowed here, only %s", method,
+			      r->allow);
 		return;
 	}
 	r->refused = false;
@@ -306,8 +313,8 @@ static void check_head(struct http_request *r, const char *url, const char *meth
 	check_content_type(r);
 	const char *length = header(r, "Content-Length");
 	if (length && strtoull(length, NULL, 10) > r->server->max_body_bytes) {
-		api_error_set(&r->error, 413, "body_too_large", "the body has %s bytes, at most %llu are allowed", length,
-		              (unsigned long long)r->server->max_body_bytes);
+		api_error_set(&r->error, 413, "body_too_large", "the body has %s bytes, at most %llu are allowed",
+			      length, (unsigned long long)r->server->max_body_bytes);
 		r->refused = true;
 	}
 	if (r->refused && generates(r))
@@ -345,7 +352,7 @@ static struct http_request *new_request(struct http_server *s, struct MHD_Connec
 }
 
 static enum MHD_Result begin(struct http_server *s, struct MHD_Connection *connection, const char *url,
-                             const char *method, const char *version, void **context)
+			     const char *method, const char *version, void **context)
 {
 	struct http_request *r = new_request(s, connection, version);
 	*context = r;
@@ -366,7 +373,7 @@ static enum MHD_Result take_body(struct http_request *r, const char *upload, siz
 	struct http_server *s = r->server;
 	if (!r->refused && r->body.len + *size > s->max_body_bytes) {
 		api_error_set(&r->error, 413, "body_too_large", "the body is larger than %llu bytes",
-		              (unsigned long long)s->max_body_bytes);
+			      (unsigned long long)s->max_body_bytes);
 		r->refused = true;
 	}
 	if (!r->refused) {
@@ -403,7 +410,7 @@ static enum MHD_Result dispatch(struct http_request *r)
 	}
 	if (waiting >= s->options.max_queue) {
 		api_error_set(&r->error, 429, "queue_full", "%u requests are waiting, at most %u may", waiting,
-		              s->options.max_queue);
+			      s->options.max_queue);
 		if (generates(r))
 			metrics_refused(s->metrics, REFUSED_QUEUE_FULL);
 		return queue_error(r);
@@ -416,7 +423,7 @@ static enum MHD_Result dispatch(struct http_request *r)
 }
 
 enum MHD_Result http_access(void *server, struct MHD_Connection *connection, const char *url, const char *method,
-                            const char *version, const char *upload, size_t *upload_size, void **context)
+			    const char *version, const char *upload, size_t *upload_size, void **context)
 {
 	struct http_request *r = *context;
 	if (!r)
@@ -437,7 +444,7 @@ enum MHD_Result http_access(void *server, struct MHD_Connection *connection, con
 }
 
 void http_completed(void *server, struct MHD_Connection *connection, void **context,
-                    enum MHD_RequestTerminationCode why)
+		    enum MHD_RequestTerminationCode why)
 {
 	struct http_request *r = *context;
 	*context = NULL;
@@ -453,7 +460,7 @@ void http_completed(void *server, struct MHD_Connection *connection, void **cont
 }
 
 void http_notify_connection(void *server, struct MHD_Connection *connection, void **context,
-                            enum MHD_ConnectionNotificationCode code)
+			    enum MHD_ConnectionNotificationCode code)
 {
 	struct http_server *s = server;
 	if (code == MHD_CONNECTION_NOTIFY_STARTED) {

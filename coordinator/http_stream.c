@@ -1,6 +1,7 @@
-// The stream thread: takes the engine's tokens, turns them into text, writes streams and watches for clients that are gone
-// or slow. The surprising decision: it has one inbox for all requests and one scratch buffer, and writes a stream's chunk
-// straight from there to the socket; a request owns memory for output only while its client does not take it.
+// The stream thread: takes the engine's tokens, turns them into text, writes streams and watches for clients that are
+// gone or slow. The surprising decision: it has one inbox for all requests and one scratch buffer, and writes a
+// stream's chunk straight from there to the socket; a request owns memory for output only while its client does not
+// take it.
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +35,8 @@ void http_on_events(void *user, const struct scheduler_event *events, uint32_t c
 	struct http_sub *sub = user;
 	struct http_server *s = sub->request->server;
 	for (uint32_t i = 0; i < count; i++)
-		http_note_post(s, &(struct http_note){.kind = NOTE_EVENT, .request = sub->request, .sub = sub,
-		                                      .event = events[i]});
+		http_note_post(s, &(struct http_note){
+				      .kind = NOTE_EVENT, .request = sub->request, .sub = sub, .event = events[i]});
 }
 
 // ---- libmicrohttpd's side of a stream
@@ -91,7 +92,7 @@ enum MHD_Result http_stream_queue(struct http_request *r, struct MHD_Response **
 {
 	// Without TLS nothing goes through libmicrohttpd's buffer.
 	*out = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, r->server->tls ? 4096 : 64, http_stream_read, r,
-	                                         release_response);
+						 release_response);
 	if (!*out)
 		return MHD_NO;
 	http_request_ref(r);
@@ -177,7 +178,7 @@ static void client_gone(struct http_request *r)
 static void drop_slow(struct http_request *r)
 {
 	log_info("request %s: dropped, its client took nothing for %lld s or left more than %d bytes", r->request_id,
-	         (long long)(r->server->slow_ms / 1000), HTTP_PENDING_MAX);
+		 (long long)(r->server->slow_ms / 1000), HTTP_PENDING_MAX);
 	if (r->server->tls) // libmicrohttpd may be waiting until it can send
 		shutdown(r->fd, SHUT_RDWR);
 	conclude(r, OUTCOME_FAILED_SLOW_CLIENT, STREAM_BROKEN);
@@ -344,8 +345,9 @@ static void apply_event(struct http_request *r, struct http_sub *sub, const stru
 	if (r->done || r->failed || r->answer.choices[choice].finish != FINISH_NONE)
 		return;
 	if (ev->finish == FINISH_FAILED || ev->finish == FINISH_CANCELLED) {
-		api_error_set(&r->error, 503, "engine_error", "%s", ev->finish == FINISH_FAILED
-		              ? "the pipeline failed while it computed this answer" : "the server is ending");
+		api_error_set(&r->error, 503, "engine_error", "%s",
+			      ev->finish == FINISH_FAILED ? "the pipeline failed while it computed this answer"
+							  : "the server is ending");
 		r->failed = true;
 		return;
 	}
@@ -385,7 +387,7 @@ static void get_ready(struct http_request *r, int64_t now_ms)
 // ---- the loop
 
 struct stream_state {
-	struct http_note *notes;      // taken from the server's inbox
+	struct http_note *notes; // taken from the server's inbox
 	size_t n_notes, notes_capacity;
 	struct http_request **dirty;
 	size_t n_dirty, dirty_capacity;

@@ -6,7 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct json_buf { char *data; size_t len, capacity; }; // {0} is an empty one; data is not NUL-terminated
+struct json_buf {
+	char *data;
+	size_t len, capacity;
+}; // {0} is an empty one; data is not NUL-terminated
 
 void json_buf_free(struct json_buf *);
 void json_reserve(struct json_buf *, size_t more);

@@ -14,26 +14,32 @@ static const struct histogram_row {
 	const char *name, *help;
 	double bounds[MAX_BOUNDS]; // seconds, ends with 0
 } histogram_rows[METRICS_HISTOGRAM_COUNT] = {
-	[METRICS_FIRST_TOKEN] = {"time_to_first_token_seconds", "Time from a request's arrival to its first token.",
-		{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160}},
-	[METRICS_INTER_TOKEN] = {"inter_token_latency_seconds", "Time between tokens of one sequence.",
-		{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10}},
-	[METRICS_END_TO_END] = {"e2e_request_latency_seconds", "Time from a request's arrival to its end.",
-		{0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960}},
+    [METRICS_FIRST_TOKEN] = {"time_to_first_token_seconds",
+			     "Time from a request's arrival to its first token.",
+			     {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5,
+			      0.75,  1,	    2.5,  5,	7.5,  10,   20,	  40,  80,   160}},
+    [METRICS_INTER_TOKEN] = {"inter_token_latency_seconds",
+			     "Time between tokens of one sequence.",
+			     {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1,
+			      2.5, 5, 10}},
+    [METRICS_END_TO_END] = {"e2e_request_latency_seconds",
+			    "Time from a request's arrival to its end.",
+			    {0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960}},
 };
 
 static const char *const refusal_names[REFUSED_COUNT] = {
-	[REFUSED_INVALID] = "invalid",
-	[REFUSED_CONTEXT_LENGTH] = "context_length",
-	[REFUSED_QUEUE_FULL] = "queue_full",
-	[REFUSED_UNAVAILABLE] = "unavailable",
-	[REFUSED_UNAUTHORIZED] = "unauthorized",
+    [REFUSED_INVALID] = "invalid",	     [REFUSED_CONTEXT_LENGTH] = "context_length",
+    [REFUSED_QUEUE_FULL] = "queue_full",     [REFUSED_UNAVAILABLE] = "unavailable",
+    [REFUSED_UNAUTHORIZED] = "unauthorized",
 };
 
 struct metrics {
 	pthread_mutex_t lock;
 	uint64_t refused[REFUSED_COUNT], accepted, ended[OUTCOME_COUNT];
-	struct { uint64_t count[MAX_BOUNDS + 1]; double sum; } histogram[METRICS_HISTOGRAM_COUNT];
+	struct {
+		uint64_t count[MAX_BOUNDS + 1];
+		double sum;
+	} histogram[METRICS_HISTOGRAM_COUNT];
 };
 
 struct metrics *metrics_create(void)
@@ -109,7 +115,7 @@ static void write_histogram(struct json_buf *out, const struct metrics *m, enum 
 	total += m->histogram[which].count[i];
 	json_addf(out, "stagecoach_%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", row->name, total);
 	json_addf(out, "stagecoach_%s_sum %.9g\nstagecoach_%s_count %" PRIu64 "\n", row->name, m->histogram[which].sum,
-	          row->name, total);
+		  row->name, total);
 }
 
 static void write_requests(struct json_buf *out, const struct metrics *m)
@@ -118,21 +124,24 @@ static void write_requests(struct json_buf *out, const struct metrics *m)
 	head(out, "requests_refused_total", "counter", "Requests that were refused, by reason.");
 	for (unsigned i = 0; i < REFUSED_COUNT; i++)
 		json_addf(out, "stagecoach_requests_refused_total{reason=\"%s\"} %" PRIu64 "\n", refusal_names[i],
-		          m->refused[i]);
+			  m->refused[i]);
 	head(out, "request_success_total", "counter", "Accepted requests that were answered whole.");
-	json_addf(out, "stagecoach_request_success_total{finished_reason=\"stop\"} %" PRIu64 "\n", m->ended[OUTCOME_STOP]);
+	json_addf(out, "stagecoach_request_success_total{finished_reason=\"stop\"} %" PRIu64 "\n",
+		  m->ended[OUTCOME_STOP]);
 	json_addf(out, "stagecoach_request_success_total{finished_reason=\"length\"} %" PRIu64 "\n",
-	          m->ended[OUTCOME_LENGTH]);
+		  m->ended[OUTCOME_LENGTH]);
 	single(out, "requests_cancelled_total", "counter", "Accepted requests whose client went away.",
 	       (double)m->ended[OUTCOME_CANCELLED]);
 	head(out, "requests_failed_total", "counter", "Accepted requests that could not be answered whole, by reason.");
-	json_addf(out, "stagecoach_requests_failed_total{reason=\"engine\"} %" PRIu64 "\n", m->ended[OUTCOME_FAILED_ENGINE]);
+	json_addf(out, "stagecoach_requests_failed_total{reason=\"engine\"} %" PRIu64 "\n",
+		  m->ended[OUTCOME_FAILED_ENGINE]);
 	json_addf(out, "stagecoach_requests_failed_total{reason=\"slow_client\"} %" PRIu64 "\n",
-	          m->ended[OUTCOME_FAILED_SLOW_CLIENT]);
+		  m->ended[OUTCOME_FAILED_SLOW_CLIENT]);
 	uint64_t ended = 0;
 	for (unsigned i = 0; i < OUTCOME_COUNT; i++)
 		ended += m->ended[i];
-	single(out, "requests_in_hand", "gauge", "Accepted requests that have not ended.", (double)(m->accepted - ended));
+	single(out, "requests_in_hand", "gauge", "Accepted requests that have not ended.",
+	       (double)(m->accepted - ended));
 }
 
 static void write_engine(struct json_buf *out, const struct engine_info *info)
@@ -147,7 +156,8 @@ static void write_engine(struct json_buf *out, const struct engine_info *info)
 	       (double)s->blocks_free);
 	single(out, "prompt_tokens_total", "counter", "Prompt tokens processed.", (double)s->prompt_tokens);
 	single(out, "generation_tokens_total", "counter", "Tokens generated.", (double)s->generation_tokens);
-	single(out, "num_preemptions_total", "counter", "Sequences preempted for lack of blocks.", (double)s->preemptions);
+	single(out, "num_preemptions_total", "counter", "Sequences preempted for lack of blocks.",
+	       (double)s->preemptions);
 	single(out, "recomputed_tokens_total", "counter", "Tokens computed again after preemption or recovery.",
 	       (double)s->recomputed_tokens);
 	single(out, "prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.",

@@ -1,6 +1,6 @@
 // Counters and histograms of the HTTP side, and everything as Prometheus text. The surprising decision: the identity
-// accepted = succeeded + cancelled + failed + in hand holds at every moment that a reader can see, because all five change
-// under one lock.
+// accepted = succeeded + cancelled + failed + in hand holds at every moment that a reader can see, because all five
+// change under one lock.
 #ifndef STAGECOACH_COORDINATOR_METRICS_H
 #define STAGECOACH_COORDINATOR_METRICS_H
 
@@ -12,10 +12,20 @@ struct engine_info;
 struct metrics;
 
 enum metrics_refusal { // why a request was not accepted
-	REFUSED_INVALID, REFUSED_CONTEXT_LENGTH, REFUSED_QUEUE_FULL, REFUSED_UNAVAILABLE, REFUSED_UNAUTHORIZED, REFUSED_COUNT
+	REFUSED_INVALID,
+	REFUSED_CONTEXT_LENGTH,
+	REFUSED_QUEUE_FULL,
+	REFUSED_UNAVAILABLE,
+	REFUSED_UNAUTHORIZED,
+	REFUSED_COUNT
 };
 enum metrics_outcome { // how an accepted one ended
-	OUTCOME_STOP, OUTCOME_LENGTH, OUTCOME_CANCELLED, OUTCOME_FAILED_ENGINE, OUTCOME_FAILED_SLOW_CLIENT, OUTCOME_COUNT
+	OUTCOME_STOP,
+	OUTCOME_LENGTH,
+	OUTCOME_CANCELLED,
+	OUTCOME_FAILED_ENGINE,
+	OUTCOME_FAILED_SLOW_CLIENT,
+	OUTCOME_COUNT
 };
 enum metrics_histogram { METRICS_FIRST_TOKEN, METRICS_INTER_TOKEN, METRICS_END_TO_END, METRICS_HISTOGRAM_COUNT };
 

@@ -1,7 +1,7 @@
-// Stop strings over text that arrives in pieces. Whatever could still become a stop string is held back, so that nothing
-// of one is ever given out and nothing else is lost. The surprising decision: one Knuth-Morris-Pratt automaton per stop
-// string, stepped byte by byte, so that the result does not depend on how the text was cut into pieces; the match that
-// ends first counts, and among those that end together the one that begins first.
+// Stop strings over text that arrives in pieces. Whatever could still become a stop string is held back, so that
+// nothing of one is ever given out and nothing else is lost. The surprising decision: one Knuth-Morris-Pratt automaton
+// per stop string, stepped byte by byte, so that the result does not depend on how the text was cut into pieces; the
+// match that ends first counts, and among those that end together the one that begins first.
 #ifndef STAGECOACH_COORDINATOR_STOP_MATCH_H
 #define STAGECOACH_COORDINATOR_STOP_MATCH_H
 
@@ -20,8 +20,8 @@ void stop_set_destroy(struct stop_set **);
 
 struct stop_matcher {
 	const struct stop_set *set; // NULL: nothing ever matches
-	uint32_t *matched;          // [strings] bytes of each string that the end of the text matches
-	struct json_buf held;       // the end of the text, not given out yet
+	uint32_t *matched;	    // [strings] bytes of each string that the end of the text matches
+	struct json_buf held;	    // the end of the text, not given out yet
 };
 void stop_matcher_init(struct stop_matcher *, const struct stop_set *);
 void stop_matcher_free(struct stop_matcher *);

@@ -9,7 +9,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static const struct model_generation generation = {
-		.temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition_penalty = NAN, .top_k = -1, .bos = -1};
+	    .temperature = NAN, .top_p = NAN, .min_p = NAN, .repetition_penalty = NAN, .top_k = -1, .bos = -1};
 	const struct api_limits limits = {.vocab_size = 49152, .generation = &generation};
 	struct api_request r;
 	struct api_error e = {0};

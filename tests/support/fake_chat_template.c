@@ -6,7 +6,9 @@
 
 #include "coordinator/chat_template.h"
 
-struct chat_template { int unused; };
+struct chat_template {
+	int unused;
+};
 static struct chat_template fake_chat_template;
 
 static void fake_segment(struct chat_rendering *r, const char *text, bool from_content)
@@ -16,14 +18,15 @@ static void fake_segment(struct chat_rendering *r, const char *text, bool from_c
 }
 
 enum status chat_template_render(struct chat_template *t, const char *messages_json, const char *extra_json,
-                                 struct chat_rendering *out, struct error *e)
+				 struct chat_rendering *out, struct error *e)
 {
 	*out = (struct chat_rendering){0};
 	json_t *messages = json_loads(messages_json, 0, NULL), *extra = json_loads(extra_json, 0, NULL);
 	enum status status = STATUS_OK;
 	size_t i;
 	json_t *m;
-	json_array_foreach(messages, i, m) {
+	json_array_foreach(messages, i, m)
+	{
 		const char *content = json_string_value(json_object_get(m, "content"));
 		if (!strcmp(content, "RAISE"))
 			status = error_set(e, STATUS_INVALID, "the template raised: roles must alternate");

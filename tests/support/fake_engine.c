@@ -235,7 +235,7 @@ static void remember(struct fake_engine_seen *s, const struct scheduler_request 
 }
 
 enum status engine_submit(struct engine *e, const struct scheduler_request *q, engine_events_fn on_events, void *user,
-                          struct error *error)
+			  struct error *error)
 {
 	pthread_mutex_lock(&e->lock);
 	enum status status = e->control.refuse;
@@ -244,10 +244,15 @@ enum status engine_submit(struct engine *e, const struct scheduler_request *q, e
 		status = STATUS_BUSY;
 	if (status == STATUS_OK) {
 		struct fake_request *r = calloc(1, sizeof *r);
-		*r = (struct fake_request){.id = q->id, .n_choices = q->n_choices, .max_tokens = q->max_tokens,
-		                           .n_prompt = q->n_prompt, .n_end_ids = q->n_end_ids,
-		                           .n_logprobs = q->sampling.n_logprobs, .on_events = on_events, .user = user,
-		                           .next = e->list};
+		*r = (struct fake_request){.id = q->id,
+					   .n_choices = q->n_choices,
+					   .max_tokens = q->max_tokens,
+					   .n_prompt = q->n_prompt,
+					   .n_end_ids = q->n_end_ids,
+					   .n_logprobs = q->sampling.n_logprobs,
+					   .on_events = on_events,
+					   .user = user,
+					   .next = e->list};
 		set_script(r, q);
 		r->end_ids = malloc(q->n_end_ids * sizeof(uint32_t) + 1);
 		if (q->n_end_ids)

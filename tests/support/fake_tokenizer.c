@@ -8,19 +8,27 @@
 enum { FAKE_BOS = 256, FAKE_START = 257, FAKE_END = 258, FAKE_FIRST_WORD = 259 };
 
 static const char *const fake_words[] = {
-	"<s>", "<|im_start|>", "<|im_end|>", "hello", " world", "STOP", "\xf0\x9f\x98", "\x80!", "\xe4\xbd\xa0", "\xa5\xbd",
+    "<s>", "<|im_start|>", "<|im_end|>", "hello", " world", "STOP", "\xf0\x9f\x98", "\x80!", "\xe4\xbd\xa0", "\xa5\xbd",
 };
 enum { FAKE_VOCABULARY = 256 + sizeof fake_words / sizeof fake_words[0] };
 
-struct tokenizer { struct model_generation generation; };
-static struct tokenizer fake_tokenizer = {
-	{.temperature = 0.5f, .top_p = -1, .min_p = -1, .repetition_penalty = -1, .top_k = -1, .n_eos = 1, .eos = {FAKE_END},
-	 .bos = FAKE_BOS, .add_bos = false}};
+struct tokenizer {
+	struct model_generation generation;
+};
+static struct tokenizer fake_tokenizer = {{.temperature = 0.5f,
+					   .top_p = -1,
+					   .min_p = -1,
+					   .repetition_penalty = -1,
+					   .top_k = -1,
+					   .n_eos = 1,
+					   .eos = {FAKE_END},
+					   .bos = FAKE_BOS,
+					   .add_bos = false}};
 static const char fake_bytes[] =
 #define B4(a) a, a + 1, a + 2, a + 3
 #define B16(a) B4(a), B4(a + 4), B4(a + 8), B4(a + 12)
 #define B64(a) B16(a), B16(a + 16), B16(a + 32), B16(a + 48)
-	{B64(0), B64(64), B64((char)128), B64((char)192)};
+    {B64(0), B64(64), B64((char)128), B64((char)192)};
 
 static void fake_add(struct token_list *out, uint32_t id)
 {
@@ -47,7 +55,7 @@ static void fake_encode(const char *text, size_t len, bool parse_special, struct
 }
 
 enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, const struct encode_options *o,
-                             struct token_list *out, struct error *e)
+			     struct token_list *out, struct error *e)
 {
 	if (o->add_special && t->generation.add_bos)
 		fake_add(out, FAKE_BOS);
@@ -56,7 +64,7 @@ enum status tokenizer_encode(const struct tokenizer *t, const char *text, size_t
 }
 
 enum status tokenizer_encode_segments(const struct tokenizer *t, const struct text_segment *segments, size_t count,
-                                      bool add_special, struct token_list *out, struct error *e)
+				      bool add_special, struct token_list *out, struct error *e)
 {
 	for (size_t i = 0; i < count; i++)
 		fake_encode(segments[i].text, segments[i].len, !segments[i].from_content, out);

@@ -1,4 +1,5 @@
-// A small HTTP client for tests: one connection, raw bytes out, one answer in. Every wait ends after 20 s with a failure.
+// A small HTTP client for tests: one connection, raw bytes out, one answer in. Every wait ends after 20 s with a
+// failure.
 #ifndef STAGECOACH_TESTS_HTTP_CLIENT_H
 #define STAGECOACH_TESTS_HTTP_CLIENT_H
 
@@ -67,8 +68,10 @@ static inline char *client_exchange(const char *address, const char *request)
 static inline void client_send_post(int fd, const char *path, const char *body)
 {
 	struct json_buf b = {0};
-	json_addf(&b, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
-	              "Content-Length: %zu\r\n\r\n%s", path, strlen(body), body);
+	json_addf(&b,
+		  "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+		  "Content-Length: %zu\r\n\r\n%s",
+		  path, strlen(body), body);
 	json_add(&b, "", 1);
 	client_send(fd, b.data);
 	json_buf_free(&b);

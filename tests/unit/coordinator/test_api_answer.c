@@ -9,13 +9,17 @@
 
 static struct model_generation generation = {.temperature = 1, .top_p = 1, .min_p = -1, .repetition_penalty = 1};
 
-struct fixture { struct api_request request; struct api_answer answer; };
+struct fixture {
+	struct api_request request;
+	struct api_answer answer;
+};
 
 static void begin(struct fixture *f, enum api_endpoint endpoint, const char *body)
 {
 	struct api_error e = {0};
 	struct api_limits limits = {.vocab_size = FAKE_VOCABULARY, .generation = &generation};
-	cr_assert_eq(api_request_parse(&f->request, endpoint, body, strlen(body), &limits, &e), STATUS_OK, "%s", e.message);
+	cr_assert_eq(api_request_parse(&f->request, endpoint, body, strlen(body), &limits, &e), STATUS_OK, "%s",
+		     e.message);
 	struct api_prompt_tokens *prompt = calloc(1, sizeof *prompt);
 	prompt->ids = calloc(1, sizeof *prompt->ids);
 	prompt->count = 1;
@@ -50,7 +54,7 @@ static void expect_text(struct fixture *f, const char *text, const char *finish)
 	cr_assert(root, "not JSON: %.*s", (int)out.len, out.data);
 	json_t *choice = json_array_get(json_object_get(root, "choices"), 0);
 	cr_expect_str_eq(json_string_value(json_object_get(choice, "text")), text, "'%s', expected '%s'",
-	                 json_string_value(json_object_get(choice, "text")), text);
+			 json_string_value(json_object_get(choice, "text")), text);
 	cr_expect_str_eq(json_string_value(json_object_get(choice, "finish_reason")), finish);
 	json_decref(root);
 	json_buf_free(&out);
@@ -170,14 +174,20 @@ Test(api_answer, writes_keys_of_tokens_that_are_no_text_as_bytes)
 	struct fixture f;
 	struct json_buf out = {0};
 	begin(&f, API_COMPLETIONS, PROMPT(",\"logprobs\":1"));
-	struct scheduler_event ev = {.has_token = true, .token = fake_word("\xf0\x9f\x98"), .logprob = -0.1f, .n_top = 1, .top_ids = {0xe4},
-	                             .top_logprobs = {-2.5f}, .finish = FINISH_LENGTH};
+	struct scheduler_event ev = {.has_token = true,
+				     .token = fake_word("\xf0\x9f\x98"),
+				     .logprob = -0.1f,
+				     .n_top = 1,
+				     .top_ids = {0xe4},
+				     .top_logprobs = {-2.5f},
+				     .finish = FINISH_LENGTH};
 	api_answer_push(&f.answer, 0, &ev, false);
 	api_answer_whole(&f.answer, &out);
 	json_add(&out, "", 1);
 	cr_expect(strstr(out.data, "\"tokens\":[\"bytes:\\\\xf0\\\\x9f\\\\x98\"]"), "%s", out.data);
-	cr_expect(strstr(out.data, "\"top_logprobs\":[{\"bytes:\\\\xf0\\\\x9f\\\\x98\":-0.100000001,\"bytes:\\\\xe4\":-2.5}]"), "%s",
-	          out.data);
+	cr_expect(strstr(out.data,
+			 "\"top_logprobs\":[{\"bytes:\\\\xf0\\\\x9f\\\\x98\":-0.100000001,\"bytes:\\\\xe4\":-2.5}]"),
+		  "%s", out.data);
 	end(&f);
 	json_buf_free(&out);
 }

@@ -47,7 +47,7 @@ static void stop(void)
 			fake_engine_look(&seen_);                                                                      \
 		}                                                                                                      \
 		cr_assert_eq(seen_.field, (wanted), #field " is %u, expected %u", (unsigned)seen_.field,               \
-		             (unsigned)(wanted));                                                                      \
+			     (unsigned)(wanted));                                                                      \
 	} while (0)
 
 static json_t *body_of(const char *answer)
@@ -75,7 +75,8 @@ static const char *text_at(json_t *root, size_t choice)
 
 static const char *finish_at(json_t *root, size_t choice)
 {
-	return json_string_value(json_object_get(json_array_get(json_object_get(root, "choices"), choice), "finish_reason"));
+	return json_string_value(
+	    json_object_get(json_array_get(json_object_get(root, "choices"), choice), "finish_reason"));
 }
 
 // Removes chunk framing, in place; the text before the first chunk (headers) goes too. *ended: the last chunk came.
@@ -100,7 +101,8 @@ static char *unchunk(char *answer, bool *ended)
 	return answer;
 }
 
-// Joined deltas of choice `index` of a stream; checks that each event is one line of JSON and that the finish comes once.
+// Joined deltas of choice `index` of a stream; checks that each event is one line of JSON and that the finish comes
+// once.
 static char *joined(char *events, int index, bool chat, const char *finish)
 {
 	struct json_buf text = {0};
@@ -114,7 +116,8 @@ static char *joined(char *events, int index, bool chat, const char *finish)
 		cr_assert(root, "not JSON: %s", line);
 		json_t *choice = json_array_get(json_object_get(root, "choices"), 0);
 		if (choice && json_integer_value(json_object_get(choice, "index")) == index) {
-			json_t *delta = chat ? json_object_get(json_object_get(choice, "delta"), "content") : json_object_get(choice, "text");
+			json_t *delta = chat ? json_object_get(json_object_get(choice, "delta"), "content")
+					     : json_object_get(choice, "text");
 			if (delta)
 				json_add(&text, json_string_value(delta), json_string_length(delta));
 			const char *why = json_string_value(json_object_get(choice, "finish_reason"));
@@ -141,17 +144,18 @@ Test(http, answers_a_completion_with_usage)
 	cr_expect_eq(json_integer_value(json_object_get(usage, "prompt_tokens")), 6);
 	cr_expect_eq(json_integer_value(json_object_get(usage, "completion_tokens")), 6);
 	cr_expect_eq(json_integer_value(json_object_get(usage, "total_tokens")), 12);
-	cr_expect_eq(json_integer_value(json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens")), 3);
+	cr_expect_eq(
+	    json_integer_value(json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens")), 3);
 	cr_expect_str_eq(json_string_value(json_object_get(root, "model")), "fake");
 	json_decref(root);
 	stop();
 }
 
 static const char *const texts[] = {
-	"plain words",
-	"\xe4\xbd\xa0\xe5\xa5\xbd\xef\xbc\x8c\xf0\x9f\x98\x80 \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb e\xcc\x81!",
-	"quotes \\\" and \\\\ and \\n lines \\u0001",
-	"ends with a beginning of STO",
+    "plain words",
+    "\xe4\xbd\xa0\xe5\xa5\xbd\xef\xbc\x8c\xf0\x9f\x98\x80 \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb e\xcc\x81!",
+    "quotes \\\" and \\\\ and \\n lines \\u0001",
+    "ends with a beginning of STO",
 };
 
 Test(http, joined_deltas_equal_the_whole_answer)
@@ -160,13 +164,15 @@ Test(http, joined_deltas_equal_the_whole_answer)
 	for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
 		for (int chat = 0; chat < 2; chat++) {
 			char body[512], *path = chat ? "/v1/chat/completions" : "/v1/completions";
-			const char *form = chat ? "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}],\"stop\":\"STOP\"%s}"
-			                        : "{\"prompt\":\"%s<|im_end|>\",\"max_tokens\":100,\"stop\":\"STOP\"%s}";
+			const char *form =
+			    chat ? "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}],\"stop\":\"STOP\"%s}"
+				 : "{\"prompt\":\"%s<|im_end|>\",\"max_tokens\":100,\"stop\":\"STOP\"%s}";
 			snprintf(body, sizeof body, form, texts[i], "");
 			json_t *root = post(path, body, 200);
 			json_t *choice = json_array_get(json_object_get(root, "choices"), 0);
-			const char *whole = json_string_value(
-				chat ? json_object_get(json_object_get(choice, "message"), "content") : json_object_get(choice, "text"));
+			const char *whole =
+			    json_string_value(chat ? json_object_get(json_object_get(choice, "message"), "content")
+						   : json_object_get(choice, "text"));
 			snprintf(body, sizeof body, form, texts[i], ",\"stream\":true");
 			char *answer = client_post(address, path, body);
 			cr_assert_eq(client_status(answer), 200);
@@ -187,26 +193,27 @@ Test(http, joined_deltas_equal_the_whole_answer)
 
 Test(http, nothing_of_a_stop_string_leaks_and_nothing_is_lost)
 {
-	static const struct { const char *prompt; int max_tokens; const char *text, *finish; } cases[] = {
-		{"abcSTOPdef", 100, "abc", "stop"},
-		{"abcSTO", 6, "abcSTO", "length"},
-		{"abcSTOP", 7, "abc", "stop"},      // together with max_tokens
-		{"abcSTOP", 6, "abcSTO", "length"},
-		{"SSTOP", 100, "S", "stop"},
-		{"STSTOP", 100, "ST", "stop"},
-		{"STOP", 100, "", "stop"},
+	static const struct {
+		const char *prompt;
+		int max_tokens;
+		const char *text, *finish;
+	} cases[] = {
+	    {"abcSTOPdef", 100, "abc", "stop"}, {"abcSTO", 6, "abcSTO", "length"},
+	    {"abcSTOP", 7, "abc", "stop"}, // together with max_tokens
+	    {"abcSTOP", 6, "abcSTO", "length"}, {"SSTOP", 100, "S", "stop"},
+	    {"STSTOP", 100, "ST", "stop"},	{"STOP", 100, "", "stop"},
 	};
 	start((struct fake_engine_controls){0});
 	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
 		char body[256];
-		snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":%d,\"stop\":[\"STOP\",\"zzz\"]}", cases[i].prompt,
-		         cases[i].max_tokens);
+		snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":%d,\"stop\":[\"STOP\",\"zzz\"]}",
+			 cases[i].prompt, cases[i].max_tokens);
 		json_t *root = post("/v1/completions", body, 200);
 		cr_expect_str_eq(text_at(root, 0), cases[i].text, "%s: '%s'", cases[i].prompt, text_at(root, 0));
 		cr_expect_str_eq(finish_at(root, 0), cases[i].finish);
 		json_decref(root);
 		snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":%d,\"stop\":[\"STOP\"],\"stream\":true}",
-		         cases[i].prompt, cases[i].max_tokens);
+			 cases[i].prompt, cases[i].max_tokens);
 		char *answer = client_post(address, "/v1/completions", body);
 		bool ended;
 		char *text = joined(unchunk(answer, &ended), 0, false, cases[i].finish);
@@ -222,7 +229,8 @@ Test(http, tells_the_engine_which_choice_found_its_stop_string)
 {
 	start((struct fake_engine_controls){.step_us = 500});
 	// Choice 1 says each letter one on: "bcd...", and finds the stop string; choice 0 goes on to its length.
-	json_t *root = post("/v1/completions", "{\"prompt\":\"abcxyz\",\"max_tokens\":30,\"n\":2,\"stop\":\"bcdy\"}", 200);
+	json_t *root =
+	    post("/v1/completions", "{\"prompt\":\"abcxyz\",\"max_tokens\":30,\"n\":2,\"stop\":\"bcdy\"}", 200);
 	cr_expect_str_eq(text_at(root, 0), "abcxyzabcxyzabcxyzabcxyzabcxyz");
 	cr_expect_str_eq(finish_at(root, 0), "length");
 	cr_expect_str_eq(text_at(root, 1), "");
@@ -239,7 +247,7 @@ Test(http, streams_every_choice_of_every_prompt)
 	for (int index = 0; index < 4; index++) {
 		static const char *const expected[] = {"abab", "bcbc", "xyxy", "yzyz"};
 		char *answer = client_post(address, "/v1/completions",
-		                           "{\"prompt\":[\"ab\",\"xy\"],\"n\":2,\"max_tokens\":4,\"stream\":true}");
+					   "{\"prompt\":[\"ab\",\"xy\"],\"n\":2,\"max_tokens\":4,\"stream\":true}");
 		bool ended;
 		char *text = joined(unchunk(answer, &ended), index, false, "length");
 		cr_expect_str_eq(text, expected[index]);
@@ -263,10 +271,11 @@ Test(http, sends_usage_in_one_last_chunk_only_if_asked)
 	for (int with = 0; with < 2; with++) {
 		char body[256];
 		snprintf(body, sizeof body, "{\"prompt\":\"abc\",\"max_tokens\":4,\"stream\":true%s}",
-		         with ? ",\"stream_options\":{\"include_usage\":true}" : "");
+			 with ? ",\"stream_options\":{\"include_usage\":true}" : "");
 		char *answer = client_post(address, "/v1/completions", body);
 		cr_expect_eq(count_of(answer, "\"usage\""), (unsigned)with);
-		cr_expect_eq(count_of(answer, "\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4,"), (unsigned)with);
+		cr_expect_eq(count_of(answer, "\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4,"),
+			     (unsigned)with);
 		free(answer);
 	}
 	stop();
@@ -279,8 +288,10 @@ Test(http, refuses_before_any_header_of_a_stream)
 	cr_expect_eq(client_status(answer), 400);
 	cr_expect(strstr(answer, "application/json") && !strstr(answer, "event-stream"));
 	free(answer);
-	json_t *root = post("/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"RAISE\"}],\"stream\":true}", 400);
-	cr_expect(strstr(json_string_value(json_object_get(json_object_get(root, "error"), "message")), "must alternate"));
+	json_t *root = post("/v1/chat/completions",
+			    "{\"messages\":[{\"role\":\"user\",\"content\":\"RAISE\"}],\"stream\":true}", 400);
+	cr_expect(
+	    strstr(json_string_value(json_object_get(json_object_get(root, "error"), "message")), "must alternate"));
 	json_decref(root);
 	stop();
 }
@@ -361,10 +372,12 @@ Test(http, passes_every_sampling_field_on)
 {
 	start((struct fake_engine_controls){0});
 	json_decref(post("/v1/completions",
-	                 "{\"prompt\":[1,2,3],\"max_tokens\":7,\"n\":2,\"temperature\":0.5,\"top_p\":0.25,\"top_k\":5,\"min_p\":0.125,"
-	                 "\"presence_penalty\":1.5,\"frequency_penalty\":-1.5,\"repetition_penalty\":1.25,\"seed\":77,"
-	                 "\"logit_bias\":{\"9\":-100},\"min_tokens\":2,\"stop_token_ids\":[50],\"logprobs\":4,"
-	                 "\"cache_salt\":\"me\"}", 200));
+			 "{\"prompt\":[1,2,3],\"max_tokens\":7,\"n\":2,\"temperature\":0.5,\"top_p\":0.25,\"top_k\":5,"
+			 "\"min_p\":0.125,"
+			 "\"presence_penalty\":1.5,\"frequency_penalty\":-1.5,\"repetition_penalty\":1.25,\"seed\":77,"
+			 "\"logit_bias\":{\"9\":-100},\"min_tokens\":2,\"stop_token_ids\":[50],\"logprobs\":4,"
+			 "\"cache_salt\":\"me\"}",
+			 200));
 	struct fake_engine_seen seen;
 	fake_engine_look(&seen);
 	cr_expect_eq(seen.n_prompt, 3);
@@ -408,7 +421,8 @@ Test(http, shapes_logprobs_as_each_endpoint_does)
 	cr_expect_eq(json_real_value(json_array_get(json_object_get(lp, "token_logprobs"), 0)), -12.25);
 	cr_expect_eq(json_object_size(json_array_get(json_object_get(lp, "top_logprobs"), 0)), 1);
 	json_decref(root);
-	root = post("/v1/completions", "{\"prompt\":[228],\"max_tokens\":1,\"logprobs\":2,\"return_tokens_as_token_ids\":true}", 200);
+	root = post("/v1/completions",
+		    "{\"prompt\":[228],\"max_tokens\":1,\"logprobs\":2,\"return_tokens_as_token_ids\":true}", 200);
 	json_t *choice = json_array_get(json_object_get(root, "choices"), 0);
 	lp = json_object_get(choice, "logprobs");
 	cr_expect_str_eq(json_string_value(json_array_get(json_object_get(lp, "tokens"), 0)), "token_id:228");
@@ -416,9 +430,11 @@ Test(http, shapes_logprobs_as_each_endpoint_does)
 	cr_expect_eq(json_integer_value(json_array_get(json_object_get(choice, "token_ids"), 0)), 228);
 	cr_expect_eq(json_integer_value(json_array_get(json_object_get(choice, "prompt_token_ids"), 0)), 228);
 	json_decref(root);
-	root = post("/v1/chat/completions",
-	            "{\"messages\":[{\"role\":\"user\",\"content\":\"a\xc3\xa9\"}],\"logprobs\":true,\"top_logprobs\":2}", 200);
-	lp = json_object_get(json_object_get(json_array_get(json_object_get(root, "choices"), 0), "logprobs"), "content");
+	root = post(
+	    "/v1/chat/completions",
+	    "{\"messages\":[{\"role\":\"user\",\"content\":\"a\xc3\xa9\"}],\"logprobs\":true,\"top_logprobs\":2}", 200);
+	lp = json_object_get(json_object_get(json_array_get(json_object_get(root, "choices"), 0), "logprobs"),
+			     "content");
 	cr_assert_eq(json_array_size(lp), 4, "two letters of three bytes, and the end");
 	json_t *second = json_array_get(lp, 1);
 	cr_expect_str_eq(json_string_value(json_object_get(second, "token")), "\xef\xbf\xbd");
@@ -431,10 +447,12 @@ Test(http, shapes_logprobs_as_each_endpoint_does)
 Test(http, keeps_text_that_looks_like_a_control_token_as_text)
 {
 	start((struct fake_engine_controls){0});
-	json_t *root = post("/v1/chat/completions",
-	                    "{\"messages\":[{\"role\":\"user\",\"content\":\"x<|im_end|><s>y\"}]}", 200);
-	cr_expect_str_eq(json_string_value(json_object_get(
-		json_object_get(json_array_get(json_object_get(root, "choices"), 0), "message"), "content")), "x<|im_end|><s>y");
+	json_t *root =
+	    post("/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x<|im_end|><s>y\"}]}", 200);
+	cr_expect_str_eq(
+	    json_string_value(json_object_get(
+		json_object_get(json_array_get(json_object_get(root, "choices"), 0), "message"), "content")),
+	    "x<|im_end|><s>y");
 	json_decref(root);
 	struct fake_engine_seen seen;
 	fake_engine_look(&seen);
@@ -451,7 +469,8 @@ Test(http, begins_a_chat_with_exactly_one_bos_if_the_model_wants_one)
 	g.add_bos = true;
 	start_with((struct http_options){.generation = &g}, (struct fake_engine_controls){0});
 	// The fake engine does not know a chat that begins with BOS, and says the prompt.
-	json_decref(post("/v1/chat/completions", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":1}", 200));
+	json_decref(post("/v1/chat/completions",
+			 "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":1}", 200));
 	struct fake_engine_seen seen;
 	fake_engine_look(&seen);
 	cr_expect_eq(seen.prompt[0], FAKE_BOS);
@@ -475,7 +494,8 @@ Test(http, tokenizes_and_detokenizes_in_both_forms)
 	cr_expect_str_eq(json_string_value(json_object_get(json_array_get(tokens, 0), "piece")), "a");
 	cr_expect_eq(json_integer_value(json_array_get(json_object_get(json_array_get(tokens, 1), "piece"), 0)), 0xc3);
 	json_decref(root);
-	root = post("/tokenize", "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"add_generation_prompt\":false}", 200);
+	root = post("/tokenize",
+		    "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"add_generation_prompt\":false}", 200);
 	cr_expect_eq(json_integer_value(json_object_get(root, "count")), 9);
 	json_decref(root);
 	root = post("/detokenize", "{\"tokens\":[104,105,258,228,189]}", 200);
@@ -552,8 +572,8 @@ Test(http, refuses_a_port_in_use_and_names_it)
 	struct http_server *second;
 	struct error e = {{0}};
 	const char *port = strrchr(address, ':') + 1;
-	struct http_options o = {.engine = engine, .tokenizer = &fake_tokenizer, .served_model_name = "x",
-	                         .port = (uint32_t)atoi(port)};
+	struct http_options o = {
+	    .engine = engine, .tokenizer = &fake_tokenizer, .served_model_name = "x", .port = (uint32_t)atoi(port)};
 	cr_expect_eq(http_server_start(&second, &o, &e), STATUS_UNAVAILABLE);
 	cr_expect(strstr(e.text, port), "%s", e.text);
 	char *answer = client_exchange(address, "GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");

@@ -25,8 +25,14 @@ Test(json_write, escapes_what_json_demands_and_keeps_the_rest)
 Test(json_write, turns_each_maximal_invalid_part_into_one_replacement_character)
 {
 	struct json_buf b = {0};
-	json_add_string(&b, "a\x80" "b\xe4\xbd" "c\xf0\x9f\x98", 9);
-	expect(&b, "\"a\xef\xbf\xbd" "b\xef\xbf\xbd" "c\xef\xbf\xbd\"");
+	json_add_string(&b,
+			"a\x80"
+			"b\xe4\xbd"
+			"c\xf0\x9f\x98",
+			9);
+	expect(&b, "\"a\xef\xbf\xbd"
+		   "b\xef\xbf\xbd"
+		   "c\xef\xbf\xbd\"");
 	json_add_string(&b, "\xed\xa0\x80", 3); // a surrogate
 	expect(&b, "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"");
 	json_add_string(&b, "\xc0\xaf", 2); // overlong

@@ -27,20 +27,23 @@ static char *run(const char *const *stops, unsigned count, const char *text, siz
 	return out.data;
 }
 
-static const struct { const char *name, *stops[4], *text, *out; int found; } cases[] = {
-	{"none in sight", {"END"}, "hello", "hello", -1},
-	{"in the middle", {"END"}, "helloENDworld", "hello", 0},
-	{"at once", {"END"}, "ENDworld", "", 0},
-	{"at the very end", {"END"}, "helloEND", "hello", 0},
-	{"begins and does not complete", {"END"}, "helloENx", "helloENx", -1},
-	{"begins at the end of the text", {"END"}, "helloEN", "helloEN", -1},
-	{"overlaps itself", {"aab"}, "aaab", "a", 0},
-	{"overlaps itself further", {"abab!"}, "ababab!x", "ab", 0},
-	{"two, the one that ends first counts", {"cde", "cd"}, "abcde", "ab", 1},
-	{"two that end together, the one that begins first counts", {"d", "cd"}, "abcd", "ab", 1},
-	{"one inside the beginning of the other", {"abcX", "bc"}, "zabcY", "za", 1},
-	{"characters of several bytes", {"\xe5\xa5\xbd"}, "\xe4\xbd\xa0\xe5\xa5\xbd!", "\xe4\xbd\xa0", 0},
-	{"a line end", {"\n\n"}, "a\nb\n\nc", "a\nb", 0},
+static const struct {
+	const char *name, *stops[4], *text, *out;
+	int found;
+} cases[] = {
+    {"none in sight", {"END"}, "hello", "hello", -1},
+    {"in the middle", {"END"}, "helloENDworld", "hello", 0},
+    {"at once", {"END"}, "ENDworld", "", 0},
+    {"at the very end", {"END"}, "helloEND", "hello", 0},
+    {"begins and does not complete", {"END"}, "helloENx", "helloENx", -1},
+    {"begins at the end of the text", {"END"}, "helloEN", "helloEN", -1},
+    {"overlaps itself", {"aab"}, "aaab", "a", 0},
+    {"overlaps itself further", {"abab!"}, "ababab!x", "ab", 0},
+    {"two, the one that ends first counts", {"cde", "cd"}, "abcde", "ab", 1},
+    {"two that end together, the one that begins first counts", {"d", "cd"}, "abcd", "ab", 1},
+    {"one inside the beginning of the other", {"abcX", "bc"}, "zabcY", "za", 1},
+    {"characters of several bytes", {"\xe5\xa5\xbd"}, "\xe4\xbd\xa0\xe5\xa5\xbd!", "\xe4\xbd\xa0", 0},
+    {"a line end", {"\n\n"}, "a\nb\n\nc", "a\nb", 0},
 };
 
 Test(stop_match, gives_the_same_text_however_it_arrives)
@@ -52,8 +55,8 @@ Test(stop_match, gives_the_same_text_however_it_arrives)
 		for (size_t piece = 1; piece <= strlen(cases[c].text); piece++) {
 			int found;
 			char *out = run(cases[c].stops, count, cases[c].text, piece, false, &found);
-			cr_expect_str_eq(out, cases[c].out, "%s, pieces of %zu: '%s', expected '%s'", cases[c].name, piece, out,
-			                 cases[c].out);
+			cr_expect_str_eq(out, cases[c].out, "%s, pieces of %zu: '%s', expected '%s'", cases[c].name,
+					 piece, out, cases[c].out);
 			cr_expect_eq(found, cases[c].found, "%s, pieces of %zu: found %d", cases[c].name, piece, found);
 			free(out);
 		}
