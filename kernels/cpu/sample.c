@@ -392,5 +392,8 @@ void cpu_sample(struct ops_context *c, const struct sample_args *a)
 	else if (c->isa >= ISA_AVX2)
 		j.kernel = &sample_kernel_avx2;
 #endif
-	cpu_parallel(c, run, &j);
+	if (a->n_rows == 1)
+		sample_one(&j, carve(c, 0, a->vocab_size), a->logits, &a->rows[0]);
+	else if (a->n_rows > 1)
+		cpu_parallel(c, run, &j);
 }
