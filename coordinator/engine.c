@@ -137,6 +137,14 @@ void engine_get_info(struct engine *e, struct engine_info *out)
 	pthread_mutex_unlock(&e->lock);
 }
 
+enum engine_state engine_get_state(struct engine *e)
+{
+	pthread_mutex_lock(&e->lock);
+	enum engine_state state = e->info.state;
+	pthread_mutex_unlock(&e->lock);
+	return state;
+}
+
 static void wake(struct engine *e)
 {
 	uint64_t one = 1;

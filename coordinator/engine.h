@@ -49,6 +49,7 @@ enum status engine_start(struct engine *, struct error *);
 // Blocks until READY, FAILED or the deadline. Status of the failure (REFUSED, FATAL, ...) with its text.
 enum status engine_wait_ready(struct engine *, unsigned timeout_ms, struct error *);
 void engine_get_info(struct engine *, struct engine_info *out); // any thread; a consistent copy
+enum engine_state engine_get_state(struct engine *);            // the same without the copy, which has some 20 KB
 
 // Any thread. on_events runs on the engine thread with the events of one step for this request (count >= 1); it is
 // never called again after each choice has had its finish. `user` stays the caller's.

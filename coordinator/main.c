@@ -40,10 +40,10 @@ static bool end_wanted(unsigned timeout_ms)
 	return sigtimedwait(&end_signals, NULL, &t) > 0;
 }
 
-static enum engine_state state(struct program *p)
+static enum status failed(struct program *p, struct error *e)
 {
 	engine_get_info(p->engine, &p->info);
-	return p->info.state;
+	return error_set(e, STATUS_FATAL, "%s", p->info.failure);
 }
 
 // Until the engine has started, failed, or a signal came (*stopped).
@@ -139,7 +139,7 @@ static void drain(struct program *p)
 		pthread_detach(thread);
 	engine_drain(p->engine);
 	const struct timespec pause = {0, POLL_MS * 1000000L / 5};
-	for (enum engine_state s = state(p); s != ENGINE_ENDED && s != ENGINE_FAILED; s = state(p))
+	for (enum engine_state s = engine_get_state(p->engine); s != ENGINE_ENDED && s != ENGINE_FAILED; s = engine_get_state(p->engine))
 		nanosleep(&pause, NULL);
 	http_server_stop(&p->http, true);
 }
@@ -160,14 +160,14 @@ static enum status serve(struct program *p, struct error *e)
 		       (unsigned long long)p->info.n_blocks);
 		fflush(stdout);
 		while (!end_wanted(POLL_MS))
-			if (state(p) == ENGINE_FAILED) {
+			if (engine_get_state(p->engine) == ENGINE_FAILED) {
 				// Streams get their error event before the sockets close.
 				http_server_stop(&p->http, true);
-				return error_set(e, STATUS_FATAL, "%s", p->info.failure);
+				return failed(p, e);
 			}
 	}
 	drain(p);
-	return state(p) == ENGINE_FAILED ? error_set(e, STATUS_FATAL, "%s", p->info.failure) : STATUS_OK;
+	return engine_get_state(p->engine) == ENGINE_FAILED ? failed(p, e) : STATUS_OK;
 }
 
 static enum status plan(struct program *p, struct error *e)
@@ -271,7 +271,7 @@ int main(int argc, char **argv)
 	sigaddset(&end_signals, SIGHUP);
 	pthread_sigmask(SIG_BLOCK, &end_signals, NULL);
 	status = run(&p, &e);
-	if (status != STATUS_OK && !(p.engine && state(&p) == ENGINE_FAILED))
+	if (status != STATUS_OK && !(p.engine && engine_get_state(p.engine) == ENGINE_FAILED))
 		log_error("%s", e.text); // a failed engine has said it already
 	http_server_stop(&p.http, false);
 	engine_destroy(&p.engine);
