@@ -104,6 +104,12 @@ static enum status split_listen(struct hub *h, struct error *e)
 	if (!keys && !is_loopback(h->host))
 		return error_set(e, STATUS_USAGE, "--listen %s is beyond this machine and needs --key-file", h->o.listen);
 	if (keys) {
+		if (access(h->o.key_file, F_OK) && errno == ENOENT) {
+			char worker_file[4200];
+			snprintf(worker_file, sizeof worker_file, "%s.worker", h->o.key_file);
+			TRY(hub_keys_write_new(h->o.key_file, worker_file, e));
+			log_info("wrote new keys to %s; workers of other hosts take a copy of %s", h->o.key_file, worker_file);
+		}
 		TRY(hub_keys_read(&h->keys, h->o.key_file, e));
 		if (!h->keys.server_secret[0])
 			return error_set(e, STATUS_USAGE, "%s has no server-secret", h->o.key_file);

@@ -15,7 +15,7 @@ struct hub;
 struct hub_options {
 	const char *run_dir;    // folder of mode 0700: ipc://RUN_DIR/control and ipc://RUN_DIR/steps-EPOCH
 	const char *listen;     // HOST:PORT for workers of other hosts, NULL or "": none. Steps take the port above
-	const char *key_file;   // CURVE keys of that address, see hub_keys.h; needed beyond loopback
+	const char *key_file;   // CURVE keys of that address, see hub_keys.h; needed beyond loopback, made if absent
 	size_t max_message_bytes;
 };
 
