@@ -45,7 +45,8 @@ struct handshake { uint32_t magic, epoch, kind, zero; };
 struct posted {
 	uint64_t step;
 	void *buffer;
-	size_t bytes, done;            // done counts header and payload
+	size_t bytes, done;            // done counts header and payload; the reader's
+	bool complete;                 // set under the lock
 	struct frame_header header;
 };
 
@@ -329,13 +330,21 @@ static enum status socket_connect(const char *address, uint32_t epoch, enum fram
 	}
 }
 
-static enum status fail(struct edge *edge, enum status status, const char *text)
+static void fail_locked(struct edge *edge, enum status status, const char *text)
 {
 	if (edge->failure == STATUS_OK) {
 		edge->failure = status;
 		snprintf(edge->failure_text, sizeof edge->failure_text, "%s", text);
 	}
-	return edge->failure;
+}
+
+// The reader's, who does not hold the lock.
+static enum status fail(struct edge *edge, enum status status, const char *text)
+{
+	pthread_mutex_lock(&edge->lock);
+	fail_locked(edge, status, text);
+	pthread_mutex_unlock(&edge->lock);
+	return status;
 }
 
 static enum status check_header(struct edge *edge, const struct posted *p)
@@ -371,8 +380,8 @@ static enum status progress(struct edge *edge, struct posted *p)
 		if (n > 0) {
 			bool header_before = p->done >= sizeof p->header;
 			p->done += (size_t)n;
-			if (!header_before && p->done >= sizeof p->header && check_header(edge, p) != STATUS_OK)
-				return edge->failure;
+			if (!header_before && p->done >= sizeof p->header)
+				TRY(check_header(edge, p));
 			continue;
 		}
 		if (n < 0 && errno == EINTR)
@@ -382,11 +391,6 @@ static enum status progress(struct edge *edge, struct posted *p)
 		return fail(edge, STATUS_CLOSED, n == 0 ? "the peer closed its data connection" : strerror(errno));
 	}
 	return STATUS_OK;
-}
-
-static bool complete(const struct posted *p)
-{
-	return p->done == sizeof p->header + p->bytes;
 }
 
 // Waits for a small frame around the time when it is due, awake at the end. OK, ABSENT (it is late: wait asleep) or a
@@ -427,7 +431,7 @@ static struct posted *next_incomplete(struct edge *edge)
 {
 	for (unsigned i = 0; i < edge->count; i++) {
 		struct posted *p = &edge->posted[(edge->head + i) % POSTED_MAX];
-		if (!complete(p))
+		if (!p->complete)
 			return p;
 	}
 	return NULL;
@@ -453,6 +457,7 @@ static void *help(void *arg)
 		}
 		pthread_mutex_lock(&edge->lock);
 		edge->reading = false;
+		p->complete = s == STATUS_OK;
 		pthread_cond_broadcast(&edge->changed);
 	}
 	pthread_mutex_unlock(&edge->lock);
@@ -490,7 +495,7 @@ static enum status socket_wait_receive(struct edge *edge, unsigned timeout_ms, s
 	struct posted *p = &edge->posted[edge->head];
 	bool small = p->bytes < AHEAD_BYTES, awake = small && edge->may_spin;
 	for (;;) {
-		if (complete(p) && edge->failure != STATUS_INVALID) {
+		if (p->complete) {
 			status = STATUS_OK;
 			if (small)
 				learn_wait(edge, now_ns() - begin);
@@ -499,7 +504,7 @@ static enum status socket_wait_receive(struct edge *edge, unsigned timeout_ms, s
 			break;
 		}
 		if (edge->aborted)
-			fail(edge, STATUS_CLOSED, "the data connection was given up");
+			fail_locked(edge, STATUS_CLOSED, "the data connection was given up");
 		if (edge->failure != STATUS_OK) {
 			status = error_set(e, edge->failure, "%s", edge->failure_text);
 			break;
@@ -524,7 +529,8 @@ static enum status socket_wait_receive(struct edge *edge, unsigned timeout_ms, s
 			in_time = wait_fd(edge->fd, POLLIN, deadline);
 		pthread_mutex_lock(&edge->lock);
 		edge->reading = false;
-		if (!in_time && !complete(p) && !edge->aborted) {
+		p->complete = got == STATUS_OK;
+		if (!in_time && !edge->aborted) {
 			status = error_set(e, STATUS_TIMEOUT, "no data for step %llu within %u ms", (unsigned long long)p->step,
 			                   timeout_ms);
 			break;
