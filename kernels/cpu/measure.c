@@ -8,7 +8,7 @@
 #include "common/status.h"
 #include "kernels/cpu/weight.h"
 
-enum { ROWS = 8192, COLS = 4096, BATCH = 48, BATCH_WEIGHT_ROWS = 1024 };
+enum { ROWS = 8192, COLS = 4096, BATCH = 48, BATCH_WEIGHT_ROWS = 1024, PORTABLE_ROWS = 128, PORTABLE_BATCH = 4 };
 
 static double now(void)
 {
@@ -40,23 +40,28 @@ static double fastest(struct ops_context *c, const struct matmul_args *a, double
 void cpu_measure(struct ops_context *c, int budget_ms, struct ops_speed *out)
 {
 	double start = now();
-	struct weight_source s = {.dtype = DTYPE_Q8_0, .rows = ROWS, .cols = COLS};
-	struct weight w = {.dtype = s.dtype, .format = weight_format(s.dtype), .rows = ROWS, .cols = COLS,
-	                   .n_panels = ROWS / PANEL_ROWS, .n_blocks = COLS / BLOCK_K};
+	// Plain C is some 50 times slower: less of it, to stay within the time.
+	bool portable = c->isa == ISA_PORTABLE;
+	int rows = portable ? PORTABLE_ROWS : ROWS, batch = portable ? PORTABLE_BATCH : BATCH;
+	int batch_rows = portable ? PORTABLE_ROWS : BATCH_WEIGHT_ROWS;
+	struct weight_source s = {.dtype = DTYPE_Q8_0, .rows = rows, .cols = COLS};
+	struct weight w = {.dtype = s.dtype, .format = weight_format(s.dtype), .rows = rows, .cols = COLS,
+	                   .n_panels = rows / PANEL_ROWS, .n_blocks = COLS / BLOCK_K};
 	size_t bytes = cpu_weight_bytes_predicted(&s, false, true);
 	w.panel_bytes = bytes / (size_t)w.n_panels;
 	w.panels = aligned_alloc(64, bytes);
-	float *x = xcalloc(BATCH * COLS, sizeof *x), *y = xcalloc(ROWS * BATCH, sizeof *y);
+	float *x = xcalloc((unsigned long)batch * COLS, sizeof *x);
+	float *y = xcalloc((unsigned long)(batch * batch_rows > rows ? batch * batch_rows : rows), sizeof *y);
 	ASSERT(w.panels);
 	cpu_parallel(c, touch, &w);
 	struct matmul_args a = {.n_rows = 1, .x = x, .n_parts = 1, .part[0] = {.w = &w, .y = y}};
 	double begin = now(), end = start + 1e-3 * budget_ms;
-	out->bandwidth_bytes_per_s = (double)bytes / fastest(c, &a, begin + (end - begin) * 0.4);
-	w.rows = BATCH_WEIGHT_ROWS;
-	w.n_panels = BATCH_WEIGHT_ROWS / PANEL_ROWS;
-	a.n_rows = BATCH;
-	double flops = 2.0 * BATCH * BATCH_WEIGHT_ROWS * COLS;
-	out->matmul_flops = flops / fastest(c, &a, start + 0.9e-3 * budget_ms);
+	out->bandwidth_bytes_per_s = (double)bytes / fastest(c, &a, begin + (end - begin) * 0.35);
+	w.rows = batch_rows;
+	w.n_panels = batch_rows / PANEL_ROWS;
+	a.n_rows = batch;
+	double flops = 2.0 * batch * batch_rows * COLS;
+	out->matmul_flops = flops / fastest(c, &a, start + 0.75e-3 * budget_ms);
 	free(w.panels);
 	free(x);
 	free(y);
