@@ -83,7 +83,7 @@ def test_status_chat_and_stop_work_on_a_running_server():
         url = "http://127.0.0.1:%d" % p.port
         code, out, err = run_launcher("status", "--url", url)
         assert code == 0 and "ready" in out, (out, err)
-        code, out, err = run_launcher("chat", "--url", url, stdin="What is the capital of France? Answer in one word.\n", timeout_s=120)
+        code, out, err = run_launcher("chat", "--url", url, "--temperature", "0", stdin="What is the capital of France? Answer in one word.\n", timeout_s=120)
         assert code == 0 and "Paris" in out, (out, err)
     code, out, err = run_launcher("status", "--url", url)
     assert code == 4, (code, out, err)
