@@ -22,6 +22,7 @@ enum {
 	STALL_US = 15000000,      // no result, and no stage that computes
 	STEPS_BEHIND = 512,       // a follower so far behind has failed
 	EVENT_BATCH = 256,
+	MESSAGES_PER_TURN = 64,
 };
 
 enum command_kind { COMMAND_SUBMIT, COMMAND_CANCEL, COMMAND_STOP_CHOICE };

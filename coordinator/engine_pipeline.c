@@ -230,7 +230,8 @@ void engine_receive(struct engine *e)
 	size_t len;
 	if (hub_disconnected(e->hub))
 		happened(e, &(struct recovery_event){.kind = EVENT_DISCONNECT});
-	while (hub_receive(e->hub, &from, &data, &len) == STATUS_OK) {
+	// Not without end, or a fast pipeline would keep commands and deadlines waiting.
+	for (int n = 0; n < MESSAGES_PER_TURN && hub_receive(e->hub, &from, &data, &len) == STATUS_OK; n++) {
 		struct message m;
 		struct error error;
 		if (registry_is_banned(&e->registry, &from))

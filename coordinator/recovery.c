@@ -11,6 +11,7 @@ enum worker_state { ABSENT, GREETED, LOADING, LOADED, JOINING, READY, DYING, DEL
 
 // Delays before the restarts of one stage between which no token came; after the last it is given up.
 static const uint64_t restart_delay_us[] = {0, 200000, 1000000, 2000000, 4000000};
+enum { OWN_ABSENCE_US = 1000000 };
 enum { RESTARTS = sizeof restart_delay_us / sizeof restart_delay_us[0], ACTIONS = 4 * RECOVERY_MAX_WORKERS };
 
 struct worker {
@@ -25,6 +26,7 @@ struct recovery {
 	struct recovery_options o;
 	struct worker workers[RECOVERY_MAX_WORKERS];
 	bool planned, has_run, running, failed;
+	uint64_t tick_us;       // the last one
 	uint64_t disconnect_us, next_disconnect_us; // 0: none that still matters; one that came while it did
 	struct recovery_action actions[ACTIONS];
 	uint32_t first_action, n_actions;
@@ -242,8 +244,23 @@ static void tick_alive(struct recovery *r, uint32_t i, uint64_t now_us)
 		lose(r, i, STATUS_FATAL, text, false, now_us);
 }
 
+// If nobody looked for a while (this process was stopped, or the machine slept), nobody is blamed for that while.
+static void forgive_own_absence(struct recovery *r, uint64_t now_us)
+{
+	uint64_t gap_us = r->tick_us ? now_us - r->tick_us : 0;
+	r->tick_us = now_us;
+	if (gap_us < OWN_ABSENCE_US)
+		return;
+	for (uint32_t i = 0; i < r->o.n_workers; i++) {
+		struct worker *w = &r->workers[i];
+		w->sign_us = w->sign_us + gap_us < now_us ? w->sign_us + gap_us : now_us;
+		w->since_us = w->since_us + gap_us < now_us ? w->since_us + gap_us : now_us;
+	}
+}
+
 static void on_tick(struct recovery *r, uint64_t now_us)
 {
+	forgive_own_absence(r, now_us);
 	for (uint32_t i = 0; i < r->o.n_workers && !r->failed; i++) {
 		struct worker *w = &r->workers[i];
 		char text[512];

@@ -295,3 +295,19 @@ Test(recovery, a_kill_whose_end_is_never_reported_and_a_hello_that_never_comes_a
 	cr_assert(strstr(h.last_text, "stage 1 did not say hello within 30 s"), "%s", h.last_text);
 	recovery_destroy(&h.r);
 }
+
+Test(recovery, a_coordinator_that_was_stopped_itself_blames_nobody)
+{
+	struct history h;
+	begin(&h, 2, true);
+	play(&h, START2);
+	h.said[0] = 0;
+	pass(&h, 200, 3);
+	h.now_us += 60000000;
+	happens(&h, (struct recovery_event){.kind = EVENT_TICK});
+	pass(&h, 4000, 0);
+	cr_assert_str_eq(h.said, "");
+	pass(&h, 2000, 1);
+	cr_assert_str_eq(h.said, "suspend kill1 ", "and then: %s", h.said);
+	recovery_destroy(&h.r);
+}
