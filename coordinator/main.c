@@ -233,6 +233,9 @@ static enum status run(struct program *p, struct error *e)
 		return bench_url_run(o, e);
 	if (!is_bench && !is_serve && !is_plan)
 		return error_set(e, STATUS_USAGE, "the coordinator runs serve, plan and bench; `%s` is the launcher's", o->verb);
+	struct bench_grid grid;
+	if (is_bench)
+		TRY(bench_grid_parse(&grid, o->bench_grid, e)); // before anything is loaded
 	TRY(model_open(&p->model, o->model, &(struct model_open_options){.load_dummy = o->load_dummy}, e));
 	if (is_serve)
 		TRY(tokenizer_create(&p->tokenizer, p->model, e));
