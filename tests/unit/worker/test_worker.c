@@ -81,21 +81,29 @@ static void start_worker(int index)
 	cr_assert_eq(write(c->gate, "", 1), 1);
 }
 
-static void setup(void)
+static void open_sockets(void)
 {
-	strcpy(f.folder, "/tmp/stagecoach-worker-XXXXXX");
-	cr_assert_not_null(mkdtemp(f.folder));
-	snprintf(f.model, sizeof f.model, "%s/golden/tiny/llama-quantised.gguf", TEST_DATA_DIR);
-	for (int i = 0; i < WORKERS; i++)
-		for (int k = 0; k < TRIES; k++)
-			f.candidate[i][k] = prepare_worker(i);
-	for (int i = 0; i < WORKERS; i++)
-		start_worker(i);
 	char endpoint[128];
 	f.zmq = zmq_ctx_new();
 	f.router = zmq_socket(f.zmq, ZMQ_ROUTER);
 	snprintf(endpoint, sizeof endpoint, "ipc://%s/control", f.folder);
 	cr_assert_eq(zmq_bind(f.router, endpoint), 0);
+}
+
+static void setup(void)
+{
+	strcpy(f.folder, "/tmp/stagecoach-worker-XXXXXX");
+	cr_assert_not_null(mkdtemp(f.folder));
+	snprintf(f.model, sizeof f.model, "%s/model.gguf", f.folder);
+	char command[2400];
+	snprintf(command, sizeof command, "cp '%s/golden/tiny/llama-quantised.gguf' '%s'", TEST_DATA_DIR, f.model);
+	cr_assert_eq(system(command), 0);
+	for (int i = 0; i < WORKERS; i++)
+		for (int k = 0; k < TRIES; k++)
+			f.candidate[i][k] = prepare_worker(i);
+	for (int i = 0; i < WORKERS; i++)
+		start_worker(i);
+	open_sockets();
 }
 
 static void close_sockets(void)
@@ -428,6 +436,21 @@ Test(worker, workers_end_within_five_seconds_of_their_coordinator, .init = setup
 		int status = exit_status(i, 5000);
 		cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FATAL);
 	}
+}
+
+Test(worker, a_coordinator_that_comes_back_is_told_hello_and_finds_the_weights_kept, .init = setup, .fini = teardown,
+     .timeout = 60)
+{
+	uint32_t before[8], after[8];
+	start();
+	generate(before);
+	close_sockets();
+	open_sockets();
+	memset(f.id_len, 0, sizeof f.id_len);
+	cr_assert_eq(unlink(f.model), 0); // nothing is loaded again
+	start();
+	generate(after);
+	cr_expect(!memcmp(before, after, sizeof before));
 }
 
 Test(worker, signs_of_life_come_from_the_first_moment, .init = setup, .fini = teardown, .timeout = 60)
