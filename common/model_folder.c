@@ -13,7 +13,7 @@
 #include "common/safetensors.h"
 
 // Limits on files that are parsed into a tree, so that one of nonsense is refused within a second.
-enum { CONFIG_LIMIT_BYTES = 1 << 20, TREE_LIMIT_BYTES = 16 << 20, FILE_LIMIT_BYTES = 256 << 20 };
+enum { CONFIG_LIMIT_BYTES = 1 << 20, TREE_LIMIT_BYTES = 4 << 20, FILE_LIMIT_BYTES = 256 << 20 };
 
 struct folder {
 	struct model *model;
