@@ -2,12 +2,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 
-from pipeline import LAUNCHER, PATIENCE, Pipeline, demo_model, is_running, launcher_environment, main, processes_of, run_launcher, wait_until
+from pipeline import LAUNCHER, PATIENCE, Pipeline, demo_model, launcher_environment, main, processes_of, run_launcher, wait_until
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
@@ -124,6 +125,39 @@ def test_a_second_signal_ends_at_once():
         assert time.monotonic() - begin < 8 * PATIENCE
         asking.join(10 * PATIENCE)
         p.process.returncode = 0
+
+
+def test_a_worker_that_joins_with_the_key_file_serves_and_one_with_other_keys_is_not_heard():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = "127.0.0.1:%d" % s.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        p = Pipeline(devices="cpu/1", options=["--listen", address, "--expect", "1", "--key-file", folder + "/keys"])
+        wait_until(lambda: os.path.exists(folder + "/keys.worker"), "a key file for workers")
+        with open(folder + "/keys.worker") as f:
+            right = f.read()
+        wrong = folder + "/wrong"
+        with open(os.open(wrong, os.O_WRONLY | os.O_CREAT, 0o600), "w") as f:
+            lines = right.splitlines()
+            f.write("\n".join([lines[0], lines[1][:14] + lines[1][14:][::-1], lines[2][:14] + lines[2][14:][::-1]]) + "\n")
+
+        def worker(keys):
+            return subprocess.Popen([LAUNCHER, "worker", "--join", address, "--key-file", keys, "--devices", "cpu/1"],
+                                    env=launcher_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        stranger = worker(wrong)
+        time.sleep(1)
+        assert not p.ready.is_set()
+        joined = worker(folder + "/keys.worker")
+        try:
+            with p:
+                assert len(p.post("/v1/completions", BODY)["choices"][0]["token_ids"]) == BODY["max_tokens"]
+                assert "stages=2" in p.ready_line
+        finally:
+            for w in (stranger, joined):
+                w.send_signal(signal.SIGTERM)
+            for w in (stranger, joined):
+                w.wait(15 * PATIENCE)
 
 
 def run_quietly(function):
