@@ -1,5 +1,6 @@
 // Shared by engine*.c only. Everything but the part under `lock` belongs to the engine thread. engine.c: life, threads,
-// the loop; engine_pipeline.c: workers, from hello to steps; engine_requests.c: inbox, callbacks.
+// the loop; engine_pipeline.c: workers, from hello to steps; engine_requests.c: inbox, callbacks;
+// engine_info.c: what others see.
 #ifndef STAGECOACH_COORDINATOR_ENGINE_INTERNAL_H
 #define STAGECOACH_COORDINATOR_ENGINE_INTERNAL_H
 
@@ -101,9 +102,11 @@ void engine_pipeline_init(struct engine *);
 void engine_receive(struct engine *);      // all that workers and launcher sent
 void engine_supervise(struct engine *);    // deadlines, then what recovery wants done
 void engine_send_steps(struct engine *);   // broadcasts what the scheduler gives
-void engine_publish(struct engine *);      // engine_info
 void engine_say_drain(struct engine *);    // to all workers
 void engine_fail(struct engine *, enum status, const char *text);
+
+// engine_info.c
+void engine_publish(struct engine *);      // engine_info
 
 // engine_requests.c
 void engine_requests_init(struct engine *);
