@@ -87,7 +87,8 @@ static const struct row rows[] = {
 	{"rejoin-timeout", "SECONDS", SERVE | WORKER, KIND_U32, FIELD(rejoin_timeout_s), 1, 86400, "60", NULL,
 	 "how long a worker of another host is waited for, and waits", false, NULL},
 	{"data-address", "ADDRESS", SERVE | WORKER, KIND_TEXT, FIELD(data_address), 0, 0, NULL, NULL,
-	 "where a worker takes hidden states from other hosts (default: loopback)", false, "10.0.0.1:9100-9110"},
+	 "where a worker takes hidden states from other hosts: ADDRESS, ADDRESS:PORT or ADDRESS:PORT-PORT, loopback only so far "
+	 "(default: loopback, any port)", false, "127.0.0.1:9100-9110"},
 	{"config", "FILE", ALL, KIND_TEXT, FIELD(config), 0, 0, NULL, NULL, "file with lines `option = value`", false, NULL},
 	{"log-level", "LEVEL", ALL, KIND_CHOICE, FIELD(log_level), 0, 0, "info", "error|warn|info|debug", "error, warn, info or debug", false, NULL},
 	{"python", "PATH", SERVE, KIND_TEXT, FIELD(python), 0, 0, "/usr/bin/python3", NULL, "interpreter for chat templates; needs jinja2", false, NULL},
@@ -238,6 +239,8 @@ static bool parse_memory(const char *s, const char *end, struct option_memory *m
 	double v;
 	if (!parse_number(s, end, &v) || v <= 0)
 		return false;
+	if (factor == 0 && v > 1 && v != floor(v))
+		return false; // neither a fraction nor bytes
 	if (factor == 0 && v <= 1) {
 		*m = (struct option_memory){.is_fraction = true, .fraction = v};
 		return true;
@@ -448,6 +451,20 @@ static enum status apply_arguments(struct options *o, const struct verb *verb, i
 	return STATUS_OK;
 }
 
+// ADDRESS, ADDRESS:PORT or ADDRESS:PORT-PORT, on loopback: hidden states have no keys.
+static enum status check_data_address(const char *text, struct error *e)
+{
+	const char *colon = strchr(text, ':'), *end = text + strlen(text), *dash = colon ? strchr(colon, '-') : NULL;
+	uint32_t low = 0, high = 65535;
+	bool ok = !colon || (colon > text && parse_whole(colon + 1, dash ? dash : end, 1, 65535, &low));
+	if (!ok || (dash && (!parse_whole(dash + 1, end, 1, 65535, &high) || high < low)))
+		return error_set(e, STATUS_USAGE, "--data-address: '%s' is not ADDRESS, ADDRESS:PORT or ADDRESS:PORT-PORT", text);
+	if (strncmp(text, "127.", 4))
+		return error_set(e, STATUS_UNAVAILABLE, "--data-address %s is not a loopback address (127.x.y.z): hidden states travel on "
+		                                        "loopback only until their transport has keys", text);
+	return STATUS_OK;
+}
+
 static enum status check_together(const struct options *o, const struct verb *verb, struct error *e)
 {
 	if (verb->takes_model && !o->model[0] && !(verb->bit == BENCH && o->url[0]))
@@ -469,6 +486,12 @@ static enum status check_together(const struct options *o, const struct verb *ve
 		return error_set(e, STATUS_USAGE, "--host %s is beyond loopback: give --api-key-file, or --no-auth to serve everyone", o->host);
 	if (verb->bit == WORKER && !o->join[0] && !o->run_dir[0])
 		return error_set(e, STATUS_USAGE, "`worker` needs --join HOST:PORT");
+	if (o->data_address[0])
+		TRY(check_data_address(o->data_address, e));
+	if (verb->bit == SERVE && o->key_file[0] && !o->listen[0])
+		return error_set(e, STATUS_USAGE, "--key-file holds the keys of --listen HOST:PORT, which is not given");
+	if (verb->bit == WORKER && o->join[0] && !strchr(o->join, ':'))
+		return error_set(e, STATUS_USAGE, "--join: '%s' is not HOST:PORT", o->join);
 	if (o->expect && !o->listen[0])
 		return error_set(e, STATUS_USAGE, "--expect %u needs --listen HOST:PORT", o->expect);
 	return STATUS_OK;
@@ -481,6 +504,14 @@ enum status options_parse(struct options *o, int argc, char **argv, struct error
 		return error_set(e, STATUS_USAGE, "expected a verb: serve, plan, bench, chat, worker, status or stop");
 	if (!strcmp(argv[0], "--help") || !strcmp(argv[0], "-h") || !strcmp(argv[0], "help")) {
 		options_print_help(NULL, stdout);
+		return STATUS_OK;
+	}
+	if (!strcmp(argv[0], "--version")) {
+#ifdef STAGECOACH_HAVE_CUDA
+		puts("stagecoach " STAGECOACH_VERSION ", cuda: yes");
+#else
+		puts("stagecoach " STAGECOACH_VERSION ", cuda: no");
+#endif
 		return STATUS_OK;
 	}
 	if (!strcmp(argv[0], "--sample-config")) {

@@ -27,7 +27,7 @@ enum status engine_create(struct engine **out, const struct options *o, const st
 	*out = NULL;
 	e->o = *o;
 	e->model = model;
-	e->plan_only = !strcmp(o->verb, "plan");
+	e->plan_only = !strcmp(o->verb, "plan") || o->dry_run;
 	e->info.healthy = true;
 	pthread_mutex_init(&e->lock, NULL);
 	pthread_condattr_init(&clock);

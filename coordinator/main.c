@@ -107,6 +107,19 @@ out:
 	return status;
 }
 
+// The port in use, for `stop` to find the pipeline by where --port was 0.
+static enum status write_port(struct program *p, struct error *e)
+{
+	char path[4200];
+	snprintf(path, sizeof path, "%s/port", p->o.run_dir);
+	FILE *f = fopen(path, "w");
+	if (!f)
+		return error_set(e, STATUS_UNAVAILABLE, "%s: %s", path, strerror(errno));
+	fprintf(f, "%s\n", strrchr(http_server_address(p->http), ':') + 1);
+	fclose(f);
+	return STATUS_OK;
+}
+
 static enum status start_http(struct program *p, struct error *e)
 {
 	const struct options *o = &p->o;
@@ -118,7 +131,8 @@ static enum status start_http(struct program *p, struct error *e)
 		.tls_cert = o->tls_cert, .tls_key = o->tls_key, .slow_client_timeout_s = o->slow_client_timeout_s,
 		.max_queue = o->max_queue,
 	};
-	return http_server_start(&p->http, &h, e);
+	TRY(http_server_start(&p->http, &h, e));
+	return write_port(p, e);
 }
 
 static void *end_on_second_signal(void *unused)
@@ -225,6 +239,26 @@ static void print_dry_run(struct program *p)
 		printf("HTTP: %s port %u\n", o->host, o->port);
 }
 
+// All checks that need no loading: sockets, keys, template and the plan, for which workers measure themselves.
+static enum status dry_run(struct program *p, struct error *e)
+{
+	bool stopped = false;
+	if (!strcmp(p->o.verb, "serve")) {
+		TRY(start_chat_template(p, e));
+		TRY(start_http(p, e));
+	}
+	TRY(engine_start(p->engine, e));
+	TRY(wait_started(p, &stopped, e));
+	if (stopped)
+		return STATUS_OK;
+	if (p->chat_template)
+		TRY(chat_template_wait(p->chat_template, e));
+	engine_get_info(p->engine, &p->info);
+	print_dry_run(p);
+	plan_print(&p->info, p->model, false);
+	return STATUS_OK;
+}
+
 static enum status run(struct program *p, struct error *e)
 {
 	const struct options *o = &p->o;
@@ -239,11 +273,9 @@ static enum status run(struct program *p, struct error *e)
 	TRY(model_open(&p->model, o->model, &(struct model_open_options){.load_dummy = o->load_dummy}, e));
 	if (is_serve)
 		TRY(tokenizer_create(&p->tokenizer, p->model, e));
-	if (o->dry_run) {
-		print_dry_run(p);
-		return STATUS_OK;
-	}
 	TRY(engine_create(&p->engine, o, p->model, e));
+	if (o->dry_run)
+		return dry_run(p, e);
 	return is_serve ? serve(p, e) : is_plan ? plan(p, e) : bench(p, e);
 }
 

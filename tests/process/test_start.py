@@ -2,9 +2,11 @@
 import json
 import os
 import shutil
+import signal
+import socket
 import tempfile
 
-from pipeline import Pipeline, demo_model, main, run_launcher
+from pipeline import Pipeline, demo_model, is_running, main, run_launcher, wait_until
 
 
 def refused(status, words, *args, **kwargs):
@@ -64,16 +66,76 @@ def test_layers_given_by_hand_are_honoured():
     assert [s["layers"] for s in json.loads(out)["stages"]] == [20, 10]
 
 
-def test_dry_run_checks_and_starts_nothing():
-    code, out, err = run_launcher("serve", demo_model(), "--devices", "cpu/1,cpu/1", "--port", "0", "--dry-run")
+def test_dry_run_makes_all_checks_and_serves_nothing():
+    args = ["serve", demo_model(), "--devices", "cpu/1,cpu/1", "--dry-run"]
+    code, out, err = run_launcher(*args, "--port", "0")
     assert code == 0, err
-    assert "stagecoach-worker" in out, out
+    assert "stagecoach-worker" in out and "bottleneck" in out and "ready" not in out, out
+    with socket.socket() as s, tempfile.TemporaryDirectory() as d:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        refused(4, [str(s.getsockname()[1])], *args, "--port", str(s.getsockname()[1]))
+        with open(d + "/bad.jinja", "w") as f:
+            f.write("{% if %}")
+        refused(3, ["template"], *args, "--port", "0", "--chat-template", d + "/bad.jinja")
+        refused(2, [d + "/keys"], *args, "--port", "0", "--api-key-file", d + "/keys")
+        refused(3, ["29", "30"], *args, "--port", "0", "--layers", "14,15")
+
+
+def test_stop_finds_a_pipeline_that_chose_its_own_port():
+    with Pipeline(devices="cpu/1") as p:
+        pids = [pid for group in p.children().values() for pid in group]
+        code, out, err = run_launcher("stop", "--port", str(p.port))
+        assert code == 0 and "stopped" in out, (out, err)
+        assert p.process.wait(10) == 0
+        assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_killed_launcher_leaves_no_process_and_the_next_start_removes_its_folder():
+    p = Pipeline(devices="cpu/1")
+    try:
+        p.__enter__()
+        pids = [pid for group in p.children().values() for pid in group]
+        with open("/proc/%d/cmdline" % pids[0]) as f:
+            words = f.read().split("\0")
+        folder = words[words.index("--run-dir") + 1]
+        p.process.kill()
+        p.process.wait()
+        wait_until(lambda: not any(is_running(pid) for pid in pids), "its processes have ended", 5)
+        assert os.path.isdir(folder)
+        assert run_launcher("plan", demo_model(), "--devices", "cpu/1")[0] == 0
+        assert not os.path.exists(folder)
+    finally:
+        p.kill()
+
+
+def test_what_is_killed_is_named_when_the_coordinator_dies():
+    p = Pipeline(devices="cpu/1")
+    try:
+        p.__enter__()
+        os.kill(p.children()["stagecoach-coordinator"][0], signal.SIGKILL)
+        assert p.process.wait(10) == 5
+        p.kill()
+        assert any("coordinator ended by signal 9" in line for line in p.log), p.log[-5:]
+    finally:
+        p.kill()
+
+
+def test_a_url_or_key_file_that_cannot_be_used_is_status_2():
+    refused(2, ["--url", "somewhere"], "chat", "--url", "somewhere", stdin="hello\n")
+    refused(2, ["--url", "somewhere"], "status", "--url", "somewhere")
+    refused(2, ["--api-key-file", "/no/such/keys"], "status", "--api-key-file", "/no/such/keys")
+    refused(2, ["--key-file", "--listen"], "serve", demo_model(), "--key-file", "/no/such/keys")
+    refused(2, ["--data-address", "127.0.0.1:x"], "serve", demo_model(), "--data-address", "127.0.0.1:x")
+    refused(4, ["--data-address", "loopback"], "serve", demo_model(), "--data-address", "10.0.0.1:9100-9110")
 
 
 def test_help_and_sample_config_print_and_end():
     for verb in ("serve", "plan", "bench", "chat", "worker", "status", "stop"):
         code, out, _ = run_launcher(verb, "--help")
         assert code == 0 and "usage: stagecoach " + verb in out
+    code, out, _ = run_launcher("--version")
+    assert code == 0 and out.startswith("stagecoach ") and "cuda: " in out, out
     code, out, _ = run_launcher("--sample-config")
     assert code == 0 and "max-seqs" in out
 

@@ -60,7 +60,8 @@ Test(options, what_is_wrong_is_refused_with_the_options_name)
 	static const struct { const char *name, *value; } bad[] = {
 		{"--port", "65536"}, {"--port", "-1"}, {"--port", "80x"}, {"--port", ""}, {"--port", "8e1"},
 		{"--max-seqs", "0"}, {"--max-context", "0"}, {"--block-size", "257"}, {"--devices", "gpu"}, {"--devices", "cpu/0"},
-		{"--devices", "cpu,"}, {"--layers", "1,x"}, {"--memory", "0"}, {"--memory", "-1GiB"}, {"--memory", "nan"},
+		{"--devices", "cpu,"}, {"--layers", "1,x"}, {"--memory", "0"}, {"--memory", "-1GiB"}, {"--memory", "nan"}, {"--memory", "1.5"},
+		{"--data-address", "127.0.0.1:x"}, {"--data-address", "127.0.0.1:9-"}, {"--data-address", "127.0.0.1:9-8"},
 		{"--plan-for", "64"}, {"--plan-for", "0,5"}, {"--prefix-cache", "maybe"}, {"--dtype", "int8"}, {"--kv-dtype", "float"},
 		{"--load", "random"}, {"--log-level", "loud"}, {"--slow-client-timeout", "0"},
 	};
@@ -79,6 +80,23 @@ Test(options, unknown_options_verbs_and_extra_arguments_are_refused)
 	cr_assert_eq(PARSE("serve", "a", "b"), STATUS_USAGE);
 	cr_assert_eq(PARSE("stop", "--devices", "cpu"), STATUS_USAGE);
 	cr_assert_eq(PARSE("serve", "m", "--port"), STATUS_USAGE);
+}
+
+Test(options, data_of_other_hosts_is_taken_on_loopback_only)
+{
+	cr_assert_eq(PARSE("worker", "--join", "127.0.0.1:9000", "--data-address", "127.0.0.1"), STATUS_OK, "%s", e.text);
+	cr_assert_eq(PARSE("worker", "--join", "127.0.0.1:9000", "--data-address", "127.0.0.1:9100-9110"), STATUS_OK, "%s", e.text);
+	cr_assert_eq(PARSE("worker", "--join", "127.0.0.1:9000", "--data-address", "10.0.0.1:9100"), STATUS_UNAVAILABLE);
+	cr_assert(strstr(e.text, "10.0.0.1:9100") && strstr(e.text, "loopback"), "%s", e.text);
+	cr_assert_eq(PARSE("worker", "--join", "somewhere"), STATUS_USAGE);
+	cr_assert(strstr(e.text, "HOST:PORT"), "%s", e.text);
+}
+
+Test(options, a_key_file_without_an_address_to_listen_on_is_refused)
+{
+	cr_assert_eq(PARSE("serve", "m", "--key-file", "k"), STATUS_USAGE);
+	cr_assert(strstr(e.text, "--listen"), "%s", e.text);
+	cr_assert_eq(PARSE("serve", "m", "--key-file", "k", "--listen", "10.0.0.1:9000"), STATUS_OK, "%s", e.text);
 }
 
 Test(options, serving_beyond_loopback_needs_keys_or_consent)
@@ -120,18 +138,33 @@ Test(options, a_wrong_line_of_the_file_is_named_by_number)
 
 Test(options, the_sample_config_is_accepted_as_it_stands_and_uncommented)
 {
-	char path[] = "/tmp/stagecoach-options-XXXXXX";
-	int fd = mkstemp(path);
-	FILE *f = fdopen(fd, "w+");
+	char path[] = "/tmp/stagecoach-options-XXXXXX", bare_path[] = "/tmp/stagecoach-options-XXXXXX";
+	FILE *f = fdopen(mkstemp(path), "w+"), *bare = fdopen(mkstemp(bare_path), "w");
 	options_print_sample_config(f);
 	rewind(f);
 	char line[1024];
 	int named = 0;
-	while (fgets(line, sizeof line, f))
-		named += strstr(line, " = ") != NULL;
+	bool is_help = true; // of each pair of comment lines the second is the option
+	while (fgets(line, sizeof line, f)) {
+		if (strncmp(line, "# ", 2)) {
+			is_help = true;
+			continue;
+		}
+		if (!is_help) {
+			fputs(line + 2, bare);
+			named++;
+		}
+		is_help = false;
+	}
 	fclose(f);
+	fclose(bare);
 	enum status s = PARSE("serve", "m", "--config", path);
+	cr_expect_eq(s, STATUS_OK, "%s", e.text);
+	cr_expect(o.devices_auto);
+	s = PARSE("serve", "m", "--config", bare_path);
 	unlink(path);
-	cr_assert_eq(s, STATUS_OK, "%s", e.text);
-	cr_assert_gt(named, 30);
+	unlink(bare_path);
+	cr_expect_eq(s, STATUS_OK, "%s", e.text);
+	cr_expect_eq(o.n_devices, 2, "the uncommented lines were not read");
+	cr_expect_gt(named, 30);
 }
