@@ -53,8 +53,8 @@ struct worker_link {
 	// Link thread only.
 	uint32_t steps_epoch;       // 0 = none
 	uint64_t last_step;         // received
-	uint64_t lost_since_ms, heard_ms, gone_ms;
-	bool coordinator_beats, interrupted_gone;
+	uint64_t begin_ms, lost_since_ms, heard_ms, gone_ms;
+	bool was_reached, coordinator_beats, interrupted_gone;
 	struct trace_event events[MAX_TRACE_EVENTS];
 	uint8_t *buffer;
 	size_t capacity;
@@ -274,6 +274,9 @@ static void take_monitor(struct worker_link *l)
 			memcpy(&event, zmq_msg_data(&m), sizeof event);
 			if (event == ZMQ_EVENT_DISCONNECTED && !l->lost_since_ms) {
 				l->lost_since_ms = now_ms();
+			} else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && !l->was_reached) {
+				l->was_reached = true;
+				l->lost_since_ms = 0;
 			} else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED && l->lost_since_ms) {
 				l->lost_since_ms = 0;
 				l->heard_ms = now_ms();
@@ -292,6 +295,7 @@ static void watch_coordinator(struct worker_link *l)
 {
 	uint64_t now = now_ms();
 	bool lost = l->lost_since_ms && now - l->lost_since_ms > l->options.gone_after_ms;
+	lost |= !l->was_reached && l->options.first_after_ms && now - l->begin_ms > l->options.first_after_ms;
 	bool silent = l->coordinator_beats && now - l->heard_ms > l->options.gone_after_ms + SILENT_EXTRA_MS;
 	if (!lost && !silent)
 		return;
@@ -364,6 +368,7 @@ enum status worker_link_create(struct worker_link **out, const struct worker_lin
 	struct worker_link *l = xcalloc(1, sizeof *l);
 	*out = NULL;
 	l->options = *o;
+	l->begin_ms = now_ms();
 	l->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	pthread_mutex_init(&l->lock, NULL);
 	pthread_condattr_t attr;

@@ -16,6 +16,7 @@ struct worker_link_options {
 	const char *endpoint;      // "ipc://..." or "tcp://..."
 	const struct worker_keys *keys; // for both channels; copied; NULL = none
 	unsigned gone_after_ms;    // how long a lost coordinator is waited for
+	unsigned first_after_ms;   // and one that was never reached; 0 = for ever, since a launcher watches the start
 	int watch_fd;              // a byte every 250 ms; -1 = none
 	struct ring *ring;         // for heartbeats; borrowed
 	// Called on the link thread when something came that the compute thread should not be kept from by waiting for data:

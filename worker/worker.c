@@ -108,7 +108,7 @@ static uint32_t default_threads(const struct options *o)
 	return share ? share : 1;
 }
 
-static void find_limits(struct worker *w)
+static enum status find_limits(struct worker *w, struct error *e)
 {
 	const struct options *o = w->options;
 	uint32_t n_cpu = 0;
@@ -120,8 +120,12 @@ static void find_limits(struct worker *w)
 		own = &o->memory[0];
 	else if (o->n_memory > 1 && o->worker_index < (uint32_t)o->n_memory)
 		own = &o->memory[o->worker_index];
+	if (own && !own->is_fraction && own->bytes > w->memory.total_bytes)
+		return error_set(e, STATUS_REFUSED, "--memory names %.1f GB, this %s has %.1f GB", (double)own->bytes * 1e-9,
+		                 w->memory.in_cgroup ? "cgroup" : "host", (double)w->memory.total_bytes * 1e-9);
 	// One value is for the device, which all CPU workers of this host share; several are one for each.
 	w->limit_bytes = memory_limit(&w->memory, own, o->n_memory > 1 ? 1 : n_cpu);
+	return STATUS_OK;
 }
 
 static void read_cpu_name(char *out, size_t size)
@@ -380,7 +384,9 @@ static enum status turn(struct worker *w, bool *ended, struct error *e)
 	case LINK_NONE:
 		return STATUS_OK;
 	case LINK_GONE:
-		return error_set(e, STATUS_FATAL, "the coordinator is gone");
+		return w->options->join[0]
+			? error_set(e, STATUS_UNAVAILABLE, "no coordinator at %s for %u s", w->options->join, w->options->rejoin_timeout_s)
+			: error_set(e, STATUS_FATAL, "the coordinator is gone");
 	case LINK_BACK:
 		if (w->joined)
 			go_idle(w, "the coordinator was away");
@@ -420,7 +426,7 @@ enum status worker_run(const struct options *o)
 		w.incarnation = ring_now_us() ^ (uint64_t)getpid() << 40;
 	ring_create(&w.ring);
 	w.threads = default_threads(o);
-	find_limits(&w);
+	TRY_GOTO(find_limits(&w, &e), out);
 	struct worker_keys keys;
 	if (o->key_file[0] && o->join[0])
 		TRY_GOTO(worker_keys_read(&keys, o->key_file, &e), out);
@@ -430,9 +436,12 @@ enum status worker_run(const struct options *o)
 		snprintf(endpoint, sizeof endpoint, "ipc://%s/control", o->run_dir);
 	TRY_GOTO(worker_link_create(&w.link, &(struct worker_link_options){
 		.endpoint = endpoint, .keys = o->key_file[0] && o->join[0] ? &keys : NULL,
-		.gone_after_ms = o->join[0] ? o->rejoin_timeout_s * 1000 : GONE_AFTER_MS, .watch_fd = o->watch_fd,
+		.gone_after_ms = o->join[0] ? o->rejoin_timeout_s * 1000 : GONE_AFTER_MS,
+		.first_after_ms = o->join[0] ? o->rejoin_timeout_s * 1000 : 0, .watch_fd = o->watch_fd,
 		.ring = w.ring, .interrupt = interrupt_edges, .user = &w}, &e), out);
 	TRY_GOTO(say_hello(&w, &e), out);
+	if (o->join[0])
+		log_info("joining the coordinator at %s", o->join);
 	while (status == STATUS_OK && !ended)
 		status = turn(&w, &ended, &e);
 out:

@@ -130,6 +130,17 @@ def test_a_url_or_key_file_that_cannot_be_used_is_status_2():
     refused(4, ["--data-address", "loopback"], "serve", demo_model(), "--data-address", "10.0.0.1:9100-9110")
 
 
+def test_more_memory_than_there_is_is_refused_with_both_numbers():
+    refused(3, ["--memory", "GB"], "plan", demo_model(), "--devices", "cpu/1", "--memory", "1000TiB")
+
+
+def test_a_worker_that_finds_no_coordinator_ends_after_its_time():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        where = "127.0.0.1:%d" % s.getsockname()[1]
+        refused(4, [where, "1 s"], "worker", "--join", where, "--devices", "cpu/1", "--rejoin-timeout", "1")
+
+
 def test_help_and_sample_config_print_and_end():
     for verb in ("serve", "plan", "bench", "chat", "worker", "status", "stop"):
         code, out, _ = run_launcher(verb, "--help")
