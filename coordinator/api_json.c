@@ -34,6 +34,8 @@ enum status api_json_parse(json_t **out, const char *body, size_t len, struct ap
 	TRY(check_depth(body, len, e));
 	json_error_t why;
 	json_t *root = json_loadb(body, len, JSON_REJECT_DUPLICATES, &why);
+	if (!root && json_error_code(&why) == json_error_numeric_overflow) // an integer beyond 64 bits: its field is named later
+		root = json_loadb(body, len, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &why);
 	if (!root)
 		return api_error_invalid(e, NULL, "the body is not valid JSON: %s (line %d, column %d)", why.text,
 					 why.line, why.column);

@@ -135,6 +135,9 @@ static enum status parse_numbers(struct api_request *r, struct api_error *e)
 		int64_t integer = 0;
 		double d;
 		if (f->is_integer) {
+			if (!integer_value(v, &integer) && json_is_real(v) && fabs(json_real_value(v)) > 0x1p53)
+				return api_error_invalid(e, f->name, "%s is %.10g, which is too large", f->name,
+							 json_real_value(v));
 			if (!integer_value(v, &integer))
 				return api_error_invalid(e, f->name, "%s must be an integer", f->name);
 			d = (double)integer;
@@ -144,7 +147,7 @@ static enum status parse_numbers(struct api_request *r, struct api_error *e)
 			d = json_number_value(v);
 		}
 		if (!(d >= f->min && d <= f->max) || (f->above_min && d == f->min))
-			return api_error_invalid(e, f->name, "%s is %.9g, must be %s %.9g and at most %.9g", f->name, d,
+			return api_error_invalid(e, f->name, "%s is %.10g, must be %s %.10g and at most %.10g", f->name, d,
 						 f->above_min ? "above" : "at least", f->min, f->max);
 		if (f->is_integer)
 			memcpy(place, &integer, sizeof integer);

@@ -14,7 +14,7 @@
 #include "common/log.h"
 #include "coordinator/http_internal.h"
 
-enum { DISCARD_MAX = 1 << 20 };
+enum { DISCARDED_BODIES = 4 }; // of the largest size: what is read of a refused body at the most
 
 static const struct route {
 	const char *path; // a prefix if it ends with a slash
@@ -361,7 +361,8 @@ static enum MHD_Result begin(struct http_server *s, struct MHD_Connection *conne
 		return MHD_YES;
 	check_head(r, url, method);
 	const char *length = header(r, "Content-Length");
-	if (r->refused && (header(r, "Expect") || (length && strtoull(length, NULL, 10) > DISCARD_MAX)))
+	if (r->refused &&
+	    (header(r, "Expect") || (length && strtoull(length, NULL, 10) > DISCARDED_BODIES * s->max_body_bytes)))
 		return queue_error(r); // without asking for the body; the connection closes
 	return MHD_YES;
 }
@@ -389,7 +390,7 @@ static enum MHD_Result take_body(struct http_request *r, const char *upload, siz
 		atomic_fetch_sub(&s->body_bytes, r->body.capacity);
 		json_buf_free(&r->body);
 		r->discarded += *size;
-		if (r->discarded > 4 * s->max_body_bytes)
+		if (r->discarded > DISCARDED_BODIES * s->max_body_bytes)
 			return MHD_NO;
 	}
 	*size = 0;

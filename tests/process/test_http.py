@@ -144,6 +144,16 @@ def test_a_chunked_body_beyond_the_limit_is_413():
         assert s.request("GET", "/health")[0] == 200
 
 
+def test_a_body_beyond_the_limit_that_is_sent_at_once_gets_413_and_no_reset():
+    with FakeServer() as s, s.connect() as c:
+        body = b"a" * (20 << 20)
+        c.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+                  b"Content-Length: %d\r\n\r\n" % len(body))
+        c.sendall(body)
+        data = read_all(c)
+        assert data.startswith(b"HTTP/1.1 413"), data[:300]
+
+
 def test_a_header_of_100_kb_is_refused_and_the_next_request_served():
     with FakeServer() as s:
         with s.connect() as c:
