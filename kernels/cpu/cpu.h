@@ -5,7 +5,8 @@
 #include "common/half.h"
 #include "kernels/ops.h"
 
-struct cpu_pool; // threads.c
+struct cpu_pool;  // threads.c
+struct cpu_pages; // pages.c
 
 struct ops_context {
 	int threads;
@@ -17,6 +18,7 @@ struct ops_context {
 	size_t scratch_bytes;
 	void *thread_scratch[256]; // one per thread, 64-byte aligned
 	size_t thread_scratch_bytes[256];
+	struct cpu_pages *weight_pages; // what the next weight is cut from, or NULL
 };
 
 // Runs fn(arg, thread, threads) once on every thread, the caller being thread 0, and returns when all have finished.

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cpu/dequant.h"
+#include "kernels/cpu/pages.h"
 
 static const struct weight_format formats[DTYPE_COUNT] = {
 	[DTYPE_F32] = {32, 0, SCALES_NONE, 0, 0, 0},
@@ -205,7 +206,7 @@ enum status cpu_weight_create(struct ops_context *c, struct weight **out, const 
 	}
 	size_t bytes = cpu_weight_bytes(&(struct weight){.panels = (void *)1, .n_panels = w->n_panels,
 	                                                 .panel_bytes = w->panel_bytes});
-	w->panels = aligned_alloc(64, bytes);
+	w->panels = cpu_pages_take(&c->weight_pages, &w->pages, bytes);
 	if (!w->panels) {
 		free(w);
 		return error_set(e, STATUS_FATAL, "no memory for a matrix of %zu bytes", bytes);
@@ -220,7 +221,8 @@ void cpu_weight_destroy(struct ops_context *c, struct weight **w)
 {
 	if (!*w)
 		return;
-	free((*w)->panels);
+	if ((*w)->panels)
+		cpu_pages_give(&c->weight_pages, (*w)->pages);
 	free(*w);
 	*w = NULL;
 }

@@ -42,7 +42,8 @@ struct weight {
 	int64_t rows, cols;
 	int64_t n_panels, n_blocks; // n_blocks: of 32 along k; 0 for float types
 	size_t panel_bytes;     // from one panel to the next
-	uint8_t *panels;        // owned, 64-byte aligned; NULL if only rows are looked up
+	uint8_t *panels;        // a piece of `pages`, 64-byte aligned; NULL if only rows are looked up
+	struct cpu_pages *pages;
 	const uint8_t *file;    // borrowed; NULL once repacked
 };
 
