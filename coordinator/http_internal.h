@@ -149,7 +149,7 @@ struct http_server {
 	pthread_mutex_t job_lock;
 	pthread_cond_t job_wake;
 	struct http_request *first_job, *last_job;
-	unsigned n_jobs;
+	unsigned n_jobs, n_chat_jobs_running;
 	bool jobs_stop;
 	pthread_t api_threads[HTTP_API_THREADS];
 

@@ -401,23 +401,47 @@ static void run_job(struct http_request *r)
 	http_busy(s, -1, 0);
 }
 
+// Takes the first job that may run now, NULL if there is none. Chats share one template helper: they leave one thread to
+// the others, which so never wait for a template that takes its time. The caller holds job_lock.
+static struct http_request *take_job(struct http_server *s)
+{
+	struct http_request *before = NULL, *r = s->first_job;
+	while (r && r->route == ROUTE_CHAT && s->n_chat_jobs_running >= HTTP_API_THREADS - 1) {
+		before = r;
+		r = r->next_job;
+	}
+	if (!r)
+		return NULL;
+	if (before)
+		before->next_job = r->next_job;
+	else
+		s->first_job = r->next_job;
+	if (s->last_job == r)
+		s->last_job = before;
+	s->n_jobs--;
+	return r;
+}
+
 void *http_api_thread(void *server)
 {
 	struct http_server *s = server;
+	pthread_mutex_lock(&s->job_lock);
 	for (;;) {
-		pthread_mutex_lock(&s->job_lock);
-		while (!s->first_job && !s->jobs_stop)
+		struct http_request *r = take_job(s);
+		if (!r && s->jobs_stop && !s->first_job)
+			break;
+		if (!r) {
 			pthread_cond_wait(&s->job_wake, &s->job_lock);
-		struct http_request *r = s->first_job;
-		if (r) {
-			s->first_job = r->next_job;
-			if (!s->first_job)
-				s->last_job = NULL;
-			s->n_jobs--;
+			continue;
 		}
+		bool is_chat = r->route == ROUTE_CHAT; // r is another thread's after it has run
+		s->n_chat_jobs_running += is_chat;
 		pthread_mutex_unlock(&s->job_lock);
-		if (!r)
-			return NULL;
 		run_job(r);
+		pthread_mutex_lock(&s->job_lock);
+		s->n_chat_jobs_running -= is_chat;
 	}
+	pthread_cond_broadcast(&s->job_wake); // one that left the last chats to others ends too
+	pthread_mutex_unlock(&s->job_lock);
+	return NULL;
 }

@@ -1,5 +1,6 @@
 """The API over a real pipeline on the demo model: what the tokenizer, the chat template and the stop strings make of text."""
 import json
+import select
 import tempfile
 import time
 
@@ -115,6 +116,20 @@ def test_templates_that_raise_loop_or_eat_memory_are_400_and_the_next_request_is
                                             {"messages": [{"role": "user", "content": word}], "max_tokens": 1})
                 assert status == 400 and words in json.loads(body)["error"]["message"], (word, status, body)
                 assert p.post("/v1/chat/completions", dict(GREEDY, messages=QUESTION))["choices"][0]["message"]["content"]
+            check_that_templates_delay_no_completion(p)
+
+
+def check_that_templates_delay_no_completion(p):
+    """As many looping templates as there are threads for requests: a completion does not wait for the last of them."""
+    waiting = [p.connection() for _ in range(3)]
+    for c in waiting:
+        c.request("POST", "/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "loop"}]}),
+                  {"Content-Type": "application/json"})
+    assert p.post("/v1/completions", dict(GREEDY, prompt="Hello", max_tokens=1))["choices"][0]["finish_reason"] == "length"
+    assert not select.select([waiting[2].sock], [], [], 0)[0], "the last template had ended before the completion"
+    for c in waiting:
+        assert c.getresponse().status == 400
+        c.close()
 
 
 main(globals())
