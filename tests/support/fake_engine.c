@@ -24,7 +24,7 @@ struct engine {
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
 	pthread_t thread;
-	bool end;
+	bool end, woken;
 	uint64_t last_id;
 	struct fake_request *list;
 	struct fake_engine_controls control;
@@ -33,11 +33,18 @@ struct engine {
 
 static struct engine fake_engine;
 
+// Under the lock. The engine's thread may be outside it, in a callback, and must not sleep afterwards.
+static void wake(struct engine *e)
+{
+	e->woken = true;
+	pthread_cond_broadcast(&e->wake);
+}
+
 void fake_engine_control(const struct fake_engine_controls *c)
 {
 	pthread_mutex_lock(&fake_engine.lock);
 	fake_engine.control = *c;
-	pthread_cond_broadcast(&fake_engine.wake);
+	wake(&fake_engine);
 	pthread_mutex_unlock(&fake_engine.lock);
 }
 
@@ -137,7 +144,9 @@ static void *engine_thread(void *user)
 		}
 		uint32_t pause = e->control.step_us;
 		if (!e->list || !work) {
-			pthread_cond_wait(&e->wake, &e->lock);
+			while (!e->woken)
+				pthread_cond_wait(&e->wake, &e->lock);
+			e->woken = false;
 		} else {
 			pthread_mutex_unlock(&e->lock);
 			if (pause)
@@ -165,7 +174,7 @@ void engine_destroy(struct engine **out)
 	struct engine *e = *out;
 	pthread_mutex_lock(&e->lock);
 	e->end = true;
-	pthread_cond_broadcast(&e->wake);
+	wake(e);
 	pthread_mutex_unlock(&e->lock);
 	pthread_join(e->thread, NULL);
 	while (e->list) {
@@ -259,7 +268,7 @@ enum status engine_submit(struct engine *e, const struct scheduler_request *q, e
 			memcpy(r->end_ids, q->end_ids, q->n_end_ids * sizeof(uint32_t));
 		e->list = r;
 		remember(&e->seen, q);
-		pthread_cond_broadcast(&e->wake);
+		wake(e);
 	}
 	pthread_mutex_unlock(&e->lock);
 	return status ? error_set(error, status, "the fake engine says %s", status_name(status)) : STATUS_OK;
@@ -281,7 +290,7 @@ void engine_cancel(struct engine *e, uint64_t id)
 		r->cancelled = true;
 		e->seen.cancelled++;
 	}
-	pthread_cond_broadcast(&e->wake);
+	wake(e);
 	pthread_mutex_unlock(&e->lock);
 }
 
@@ -292,6 +301,6 @@ void engine_stop_choice(struct engine *e, uint64_t id, uint32_t choice)
 	if (r)
 		r->stop[choice] = true;
 	e->seen.stopped++;
-	pthread_cond_broadcast(&e->wake);
+	wake(e);
 	pthread_mutex_unlock(&e->lock);
 }
