@@ -70,6 +70,11 @@ static void finish_drain(struct engine *e)
 	bool idle = !e->scheduler || e->failed || (scheduler_idle(e->scheduler) && !e->n_entries);
 	if (!wanted || !idle || e->ended)
 		return;
+	// The workers' last trace events come with their next heartbeats.
+	if (e->trace && !e->flush_until_us)
+		e->flush_until_us = engine_now_us() + TRACE_FLUSH_US;
+	if (engine_now_us() < e->flush_until_us)
+		return;
 	engine_say_drain(e);
 	e->ended = e->publish_now = true;
 }
@@ -170,6 +175,8 @@ void engine_destroy(struct engine **engine)
 	if (!e)
 		return;
 	if (e->started) {
+		if (e->trace)
+			usleep(TRACE_FLUSH_US);
 		pthread_mutex_lock(&e->lock);
 		e->stop = true;
 		pthread_mutex_unlock(&e->lock);

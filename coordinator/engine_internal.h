@@ -17,6 +17,7 @@
 enum {
 	TICK_MS = 50,             // longest sleep of the loop
 	PROBE_US = 5000,          // between probes of a new epoch
+	TRACE_FLUSH_US = 500000,  // two heartbeats
 	BEAT_US = 1000000,        // between heartbeats to workers
 	FRESH_US = 2000000,       // older heartbeats mean that a step would not pass now
 	PUBLISH_US = 20000,       // between updates of engine_info while steps flow
@@ -73,6 +74,7 @@ struct engine {
 	struct recovery *recovery;
 	struct scheduler *scheduler; // NULL until the first blocks are known
 	struct trace *trace;         // NULL without --trace
+	uint64_t flush_until_us;     // under --trace: when the end of a drain may be said
 	struct plan_settings settings;
 	struct plan plan;
 	struct plan_model plan_model;

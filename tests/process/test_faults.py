@@ -5,10 +5,10 @@ import subprocess
 import threading
 import time
 
-from pipeline import LAUNCHER, Pipeline, demo_model, is_running, launcher_environment, main, wait_until
+from pipeline import LAUNCHER, QUICK, Pipeline, demo_model, is_running, launcher_environment, main, wait_until
 
 PROMPTS = ["Story %d: a traveller comes to a town where every clock shows another time, and" % i for i in range(8)]
-BODY = {"max_tokens": 96, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+BODY = {"max_tokens": 32 if QUICK else 96, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
 
 
 def stream_tokens(p, prompt, out, times):

@@ -19,6 +19,23 @@ LAUNCHER = SOURCE + "/deploy/stagecoach"
 DEMO_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Sanitized builds are several times slower: waits, not assertions, are scaled by this.
 PATIENCE = 6 if re.search("asan|tsan", BUILD) else 1
+# There the same tests run with fewer prompts and tokens.
+QUICK = PATIENCE > 1
+
+
+def binaries():
+    """The folder of the programs under test. Under ThreadSanitizer the coordinator is the subject: it is paired with the
+    release build's worker where there is one, since a sanitized forward pass is slow and shows nothing more."""
+    fast = SOURCE + "/build/release/bin/stagecoach-worker"
+    if not BUILD.endswith("/tsan") or not os.path.exists(fast):
+        return BUILD + "/bin"
+    mixed = BUILD + "/mixed-bin"
+    os.makedirs(mixed, exist_ok=True)
+    for name, target in (("stagecoach-worker", fast), ("stagecoach-coordinator", BUILD + "/bin/stagecoach-coordinator"),
+                         ("chat_template_helper.py", BUILD + "/bin/chat_template_helper.py")):
+        if not os.path.islink(mixed + "/" + name):
+            os.symlink(target, mixed + "/" + name)
+    return mixed
 
 
 def demo_model():
@@ -34,7 +51,7 @@ def tiny_model(name):
 
 def launcher_environment(extra=None):
     env = {k: v for k, v in os.environ.items() if not k.startswith("STAGECOACH_")}
-    env["STAGECOACH_BIN"] = BUILD + "/bin"
+    env["STAGECOACH_BIN"] = binaries()
     env.update(extra or {})
     return env
 
