@@ -11,7 +11,7 @@ enum worker_state { ABSENT, GREETED, LOADING, LOADED, JOINING, READY, DYING, DEL
 
 // Delays before the restarts of one stage between which no token came; after the last it is given up.
 static const uint64_t restart_delay_us[] = {0, 200000, 1000000, 2000000, 4000000};
-enum { OWN_ABSENCE_US = 1000000 };
+enum { OWN_ABSENCE_US = 1000000, SUSPECT_US = 1000000 };
 enum { RESTARTS = sizeof restart_delay_us / sizeof restart_delay_us[0], ACTIONS = 4 * RECOVERY_MAX_WORKERS };
 
 struct worker {
@@ -20,6 +20,7 @@ struct worker {
 	uint64_t since_us;    // in this state, or its last progress
 	uint64_t until_us;    // DELAYED: when to restart
 	uint32_t attempts;    // restarts since the last token
+	uint64_t held_step, held_us; // the step in hand and for how long, 0 = none
 };
 
 struct recovery {
@@ -119,9 +120,11 @@ static void fall_back(struct recovery *r, uint32_t worker, const char *text, uin
 	struct recovery_action *a = push(r, ACTION_SUSPEND, worker);
 	snprintf(a->text, sizeof a->text, "%s", text);
 	r->running = false;
-	for (uint32_t i = 0; i < r->o.n_workers; i++)
+	for (uint32_t i = 0; i < r->o.n_workers; i++) {
+		r->workers[i].held_us = 0;
 		if (r->workers[i].state == JOINING || r->workers[i].state == READY)
 			enter(&r->workers[i], LOADED, now_us);
+	}
 }
 
 // A worker is of no use any more. `ended`: its process is known to be gone.
@@ -214,15 +217,30 @@ static void on_exit_of(struct recovery *r, const struct recovery_event *e, uint6
 	lose(r, e->worker, e->status ? e->status : STATUS_FATAL, text, true, now_us);
 }
 
+// Who holds a step may only be waiting for its data from another. If that one is silent, it is judged by its silence; else
+// it is the stage with the oldest step in hand, and of several with the same one the first, from which the others wait.
 static void on_holding(struct recovery *r, const struct recovery_event *e, uint64_t now_us)
 {
 	uint64_t limit = 10 * e->expected_us > r->o.silent_limit_us ? 10 * e->expected_us : r->o.silent_limit_us;
-	if (!r->running || r->workers[e->worker].state != READY || e->held_us <= limit)
+	struct worker *w = &r->workers[e->worker];
+	w->held_step = e->step;
+	w->held_us = e->held_us;
+	if (!r->running || w->state != READY || e->held_us <= limit)
 		return;
+	uint32_t culprit = e->worker;
+	for (uint32_t i = 0; i < r->o.n_workers; i++) {
+		const struct worker *other = &r->workers[i];
+		uint64_t oldest = r->workers[culprit].held_step;
+		if (now_us - other->sign_us > SUSPECT_US)
+			return;
+		if (other->held_us && (other->held_step < oldest || (other->held_step == oldest && i < culprit)))
+			culprit = i;
+	}
+	w = &r->workers[culprit];
 	char text[512];
-	snprintf(text, sizeof text, "%s has held step %llu for %.1f s, expected %.3f s", r->o.labels[e->worker],
-	         (unsigned long long)e->step, (double)e->held_us * 1e-6, (double)e->expected_us * 1e-6);
-	lose(r, e->worker, STATUS_FATAL, text, false, now_us);
+	snprintf(text, sizeof text, "%s has held step %llu for %.1f s, expected %.3f s", r->o.labels[culprit],
+	         (unsigned long long)w->held_step, (double)w->held_us * 1e-6, (double)e->expected_us * 1e-6);
+	lose(r, culprit, STATUS_FATAL, text, false, now_us);
 }
 
 static void tick_alive(struct recovery *r, uint32_t i, uint64_t now_us)

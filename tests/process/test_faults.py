@@ -69,10 +69,12 @@ def test_ready_turns_503_after_a_death_and_200_after_recovery_while_health_stays
 def test_a_stopped_worker_is_named_killed_and_replaced():
     with Pipeline(devices="cpu/1,cpu/1") as p:
         undisturbed = eight_streams(p)
-        pid = p.worker_pids()[1]
+        survivor, pid = p.worker_pids()
         assert eight_streams(p, lambda: os.kill(pid, signal.SIGSTOP)) == undisturbed
         assert not is_running(pid)
-        assert any("stage 1" in line for line in p.log), "\n".join(p.log[-20:])
+        blamed = [line for line in p.log if "the pipeline is down: " in line]
+        assert len(blamed) == 1 and "down: stage 1" in blamed[0], "\n".join(p.log[-20:])
+        assert p.worker_pids()[0] == survivor, "the stage that waited for the stopped one was replaced too"
 
 
 def test_the_launcher_killed_by_sigkill_leaves_no_process():

@@ -236,6 +236,54 @@ Test(recovery, a_stopped_worker_that_continues_in_time_is_left_alone)
 	recovery_destroy(&h.r);
 }
 
+static void holds(struct history *h, uint32_t worker, uint64_t step, uint64_t held_ms)
+{
+	happens(h, (struct recovery_event){.kind = EVENT_HOLDING, .worker = worker, .step = step, .held_us = held_ms * 1000,
+	                                   .expected_us = 20000});
+}
+
+Test(recovery, of_stages_that_wait_for_each_other_the_one_with_the_oldest_step_is_killed)
+{
+	struct history h;
+	begin(&h, 3, true);
+	play(&h, "hello0 hello1 hello2 planned budget0 budget1 budget2 ready0 ready1 ready2");
+	h.said[0] = 0;
+	holds(&h, 1, 7, 4000);
+	holds(&h, 2, 7, 4000); // waits for the hidden states of stage 1
+	holds(&h, 0, 8, 5100); // waits for the ids of step 7
+	cr_assert_str_eq(h.said, "suspend kill1 ");
+	cr_assert(strstr(h.last_text, "stage 1 has held step 7"), "%s", h.last_text);
+	recovery_destroy(&h.r);
+}
+
+Test(recovery, a_stage_that_waits_for_a_silent_one_is_left_alone)
+{
+	struct history h;
+	begin(&h, 2, true);
+	play(&h, START2);
+	h.said[0] = 0;
+	pass(&h, 4900, 1);
+	holds(&h, 0, 8, 5100);
+	cr_assert_str_eq(h.said, "");
+	pass(&h, 200, 1);
+	cr_assert_str_eq(h.said, "suspend kill1 ");
+	cr_assert(strstr(h.last_text, "stage 1 gave no sign of life"), "%s", h.last_text);
+	recovery_destroy(&h.r);
+}
+
+Test(recovery, a_step_may_take_ten_times_what_is_expected)
+{
+	struct history h;
+	begin(&h, 2, true);
+	play(&h, START2);
+	h.said[0] = 0;
+	happens(&h, (struct recovery_event){.kind = EVENT_HOLDING, .worker = 1, .step = 3, .held_us = 9000000, .expected_us = 1000000});
+	cr_assert_str_eq(h.said, "");
+	happens(&h, (struct recovery_event){.kind = EVENT_HOLDING, .worker = 1, .step = 3, .held_us = 10100000, .expected_us = 1000000});
+	cr_assert_str_eq(h.said, "suspend kill1 ");
+	recovery_destroy(&h.r);
+}
+
 Test(recovery, a_closed_connection_makes_silence_count_as_death_within_a_second)
 {
 	struct history h;
