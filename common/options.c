@@ -451,6 +451,8 @@ static enum status apply_arguments(struct options *o, const struct verb *verb, i
 	return STATUS_OK;
 }
 
+#define URL_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/[]"
+
 // ADDRESS, ADDRESS:PORT or ADDRESS:PORT-PORT, on loopback: hidden states have no keys.
 static enum status check_data_address(const char *text, struct error *e)
 {
@@ -486,6 +488,10 @@ static enum status check_together(const struct options *o, const struct verb *ve
 		return error_set(e, STATUS_USAGE, "--host %s is beyond loopback: give --api-key-file, or --no-auth to serve everyone", o->host);
 	if (verb->bit == WORKER && !o->join[0] && !o->run_dir[0])
 		return error_set(e, STATUS_USAGE, "`worker` needs --join HOST:PORT");
+	const char *origin = o->cors_origin;
+	if (origin[0] && strcmp(origin, "*") &&
+	    (strncmp(origin, "http", 4) || !strstr(origin, "://") || strspn(origin + 4, URL_CHARACTERS) != strlen(origin + 4)))
+		return error_set(e, STATUS_USAGE, "--cors-origin: '%s' is neither * nor one origin such as https://example.org", origin);
 	if (o->data_address[0])
 		TRY(check_data_address(o->data_address, e));
 	if (verb->bit == SERVE && o->key_file[0] && !o->listen[0])

@@ -61,6 +61,8 @@ Test(options, what_is_wrong_is_refused_with_the_options_name)
 		{"--port", "65536"}, {"--port", "-1"}, {"--port", "80x"}, {"--port", ""}, {"--port", "8e1"},
 		{"--max-seqs", "0"}, {"--max-context", "0"}, {"--block-size", "257"}, {"--devices", "gpu"}, {"--devices", "cpu/0"},
 		{"--devices", "cpu,"}, {"--layers", "1,x"}, {"--memory", "0"}, {"--memory", "-1GiB"}, {"--memory", "nan"}, {"--memory", "1.5"},
+		{"--cors-origin", "example.org"},
+		{"--cors-origin", "https://a.example https://b.example"}, {"--cors-origin", "https://a.example\nX-Other: 1"},
 		{"--data-address", "127.0.0.1:x"}, {"--data-address", "127.0.0.1:9-"}, {"--data-address", "127.0.0.1:9-8"},
 		{"--plan-for", "64"}, {"--plan-for", "0,5"}, {"--prefix-cache", "maybe"}, {"--dtype", "int8"}, {"--kv-dtype", "float"},
 		{"--load", "random"}, {"--log-level", "loud"}, {"--slow-client-timeout", "0"},
