@@ -57,7 +57,7 @@ typedef void (*engine_events_fn)(void *user, const struct scheduler_event *event
 // STATUS_BUSY: queue full (429). STATUS_UNAVAILABLE: draining or failed (503). STATUS_INVALID: too long (400).
 // These checks are made here, synchronously, so that a refusal needs no callback.
 enum status engine_submit(struct engine *, const struct scheduler_request *, engine_events_fn, void *user,
-                          struct error *); // request.id is set by the engine; see engine_new_id()
+                          struct error *); // request.id comes from engine_new_id()
 uint64_t engine_new_id(struct engine *);
 void engine_cancel(struct engine *, uint64_t request_id);                  // the end event still comes (CANCELLED)
 void engine_stop_choice(struct engine *, uint64_t request_id, uint32_t choice);

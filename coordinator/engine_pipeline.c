@@ -182,7 +182,7 @@ static void take_message(struct engine *e, const struct hub_peer *from, const st
 		return;
 	}
 	if (!w) {
-		// Before its hello a worker sends heartbeats; a replaced process may send anything, and ends when told so.
+		// Before its hello a worker sends heartbeats; a replaced process may send anything until its launcher ends it.
 		log_debug("a %s of an unknown peer was dropped", message_type_name(m->type));
 		return;
 	}

@@ -14,7 +14,7 @@ struct hub;
 
 struct hub_options {
 	const char *run_dir;    // folder of mode 0700: ipc://RUN_DIR/control and ipc://RUN_DIR/steps-EPOCH
-	const char *listen;     // HOST:PORT for workers of other hosts, NULL or "": none. Steps take the port above
+	const char *listen;     // HOST:PORT for workers of other hosts, NULL or "": none. Steps take a free port there
 	const char *key_file;   // CURVE keys of that address, see hub_keys.h; needed beyond loopback, made if absent
 	size_t max_message_bytes;
 };
@@ -40,7 +40,7 @@ enum status hub_receive(struct hub *, struct hub_peer *from, const uint8_t **dat
 bool hub_disconnected(struct hub *);
 // STATUS_BUSY: its pipe is full. STATUS_CLOSED: it is gone.
 enum status hub_send(struct hub *, const struct hub_peer *, const uint8_t *data, size_t len);
-// STATUS_BUSY: some follower's pipe is full; nobody got the message.
+// STATUS_BUSY: some follower's pipe is full; nobody of its door got the message.
 enum status hub_broadcast(struct hub *, const uint8_t *data, size_t len);
 
 bool hub_peer_equal(const struct hub_peer *, const struct hub_peer *);

@@ -34,7 +34,7 @@ enum recovery_event_kind {
 	EVENT_PROGRESS,     // it loads
 	EVENT_BUDGET,       // it has loaded
 	EVENT_READY,        // it takes steps of the current epoch
-	EVENT_HOLDING,      // heartbeat: has computed step `step` for `held_us`, expected `expected_us`
+	EVENT_HOLDING,      // heartbeat: took step `step` `held_us` ago (0: holds none), expected `expected_us`
 	EVENT_EXIT,         // its launcher saw it end; text says how
 	EVENT_ERROR,        // it says that it cannot go on: status, text
 	EVENT_BROKEN,       // what it sends, or does not take, makes no sense: text

@@ -166,7 +166,7 @@ enum { TRACE_WAIT_STEP, TRACE_WAIT_DATA, TRACE_COMPUTE, TRACE_SEND, TRACE_SAMPLE
 
 struct message_heartbeat {
 	uint64_t last_step_taken, last_step_done;
-	uint64_t holding_us;       // how long the step in hand has been computed, 0 if none
+	uint64_t holding_us;       // how long ago the step in hand was taken, waiting for its data included; 0 if none
 	uint32_t queue_length;
 	uint64_t busy_us, wait_us, rows; // totals since start
 	uint64_t rss_bytes;
