@@ -318,6 +318,12 @@ static void act_plan(struct engine *e)
 	TRY_GOTO(plan_inputs_settings(&e->settings, &e->o, e->model, &e->registry, &error), out);
 	TRY_GOTO(plan_inputs_model(&e->plan_model, e->model, &e->registry, &e->settings, &error), out);
 	plan_inputs_devices(e->plan_devices, &e->registry);
+	for (uint32_t i = 0; i < e->registry.n_workers; i++) {
+		const struct message_hello *h = &e->registry.workers[i].hello;
+		if (h->memory_limit_bytes <= h->base_bytes)
+			log_warn("%s: a worker itself takes %.1f MB, --memory leaves it %.1f MB", label(e, i), (double)h->base_bytes * 1e-6,
+			         (double)h->memory_limit_bytes * 1e-6);
+	}
 	struct plan_options o = {
 		.n_stages = e->registry.n_workers, .plan_sequences = e->o.plan_sequences, .plan_tokens = e->o.plan_tokens,
 		.block_size = e->settings.block_size, .max_seqs = e->settings.max_seqs,
