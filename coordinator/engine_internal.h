@@ -23,6 +23,7 @@ enum {
 	PUBLISH_US = 20000,       // between updates of engine_info while steps flow
 	STALL_US = 15000000,      // no result, and no stage that computes
 	STEPS_BEHIND = 512,       // a follower so far behind has failed
+	PROGRESS_US = 1000000,    // between lines about one stage that loads
 	EVENT_BATCH = 256,
 	MESSAGES_PER_TURN = 64,
 };

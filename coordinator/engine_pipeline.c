@@ -105,6 +105,22 @@ static void take_hello(struct engine *e, const struct hub_peer *from, const stru
 	happened(e, &(struct recovery_event){.kind = EVENT_HELLO, .worker = i});
 }
 
+static void take_progress(struct engine *e, uint32_t i, const struct message_progress *p)
+{
+	struct registry_worker *w = &e->registry.workers[i];
+	uint64_t now = engine_now_us();
+	w->done_bytes = p->done_bytes;
+	w->total_bytes = p->total_bytes;
+	if (now - w->load_said_us >= PROGRESS_US && p->done_bytes && p->done_bytes < p->total_bytes) {
+		double rate = (double)p->done_bytes / (double)(now - w->load_begin_us);
+		w->load_said_us = now;
+		log_info("%s: loading, %.0f %% of %.2f GB, %.2f GB/s, %.0f s left", label(e, i),
+		         100 * (double)p->done_bytes / (double)p->total_bytes, (double)p->total_bytes * 1e-9, rate * 1e-3,
+		         (double)(p->total_bytes - p->done_bytes) / rate * 1e-6);
+	}
+	happened(e, &(struct recovery_event){.kind = EVENT_PROGRESS, .worker = i});
+}
+
 static void take_budget(struct engine *e, uint32_t i, const struct message_budget *b)
 {
 	struct registry_worker *w = &e->registry.workers[i];
@@ -188,11 +204,7 @@ static void take_message(struct engine *e, const struct hub_peer *from, const st
 	}
 	uint32_t i = registry_index(&e->registry, w);
 	switch (m->type) {
-	case MESSAGE_PROGRESS:
-		w->done_bytes = m->progress.done_bytes;
-		w->total_bytes = m->progress.total_bytes;
-		happened(e, &(struct recovery_event){.kind = EVENT_PROGRESS, .worker = i});
-		break;
+	case MESSAGE_PROGRESS: take_progress(e, i, &m->progress); break;
 	case MESSAGE_BUDGET: take_budget(e, i, &m->budget); break;
 	case MESSAGE_READY:
 		happened(e, &(struct recovery_event){.kind = m->epoch == e->epoch ? EVENT_READY : EVENT_SIGN, .worker = i});
@@ -482,7 +494,9 @@ static void act(struct engine *e, const struct recovery_action *a)
 	switch (a->kind) {
 	case ACTION_PLAN: act_plan(e); break;
 	case ACTION_ASSIGN: {
-		struct message m = {.type = MESSAGE_ASSIGN, .epoch = e->epoch, .assign = e->registry.workers[a->worker].assign};
+		struct registry_worker *w = &e->registry.workers[a->worker];
+		struct message m = {.type = MESSAGE_ASSIGN, .epoch = e->epoch, .assign = w->assign};
+		w->load_begin_us = w->load_said_us = engine_now_us();
 		send_to(e, a->worker, &m);
 		break;
 	}

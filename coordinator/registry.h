@@ -17,6 +17,7 @@ struct registry_worker {
 	struct message_heartbeat heartbeat; // without events
 	uint64_t heartbeat_us;     // when it came; 0 none
 	uint64_t done_bytes, total_bytes; // of loading
+	uint64_t load_begin_us, load_said_us; // when it got its stage, and when its progress was logged last
 	double busy_before_s, wait_before_s; // of processes before this one
 };
 
