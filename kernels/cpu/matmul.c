@@ -18,7 +18,7 @@ struct product {
 	struct ops_context *c;
 	int64_t cols;
 	bool blocks, floats; // which packed forms of x are needed
-	bool row;            // one row by multiply_row
+	bool few;            // rows few enough for multiply_few
 	int n_tiles, chunk_tiles, n_chunks, n_pieces; // pieces per chunk
 	struct tile *tiles, *float_tiles; // [n_tiles] each
 	int64_t units[3], n_units; // a unit is two panels of a part, or one of gate and one of up
@@ -39,6 +39,14 @@ static bool quantised(const struct weight *w)
 	return w->n_blocks > 0;
 }
 
+static void pack_few(const struct product *p, int thread, int threads)
+{
+	size_t bytes = p->k->row_bytes(p->cols / BLOCK_K);
+	for (int r = thread; r < p->a->n_rows; r += threads)
+		p->k->pack_row((const float *)p->a->x + (int64_t)r * p->cols, p->cols / BLOCK_K,
+		               (uint8_t *)p->tiles[0].x + (size_t)r * bytes);
+}
+
 static void pack_tiles(const struct product *p, int thread, int threads)
 {
 	for (int i = thread; i < p->n_tiles; i += threads) {
@@ -57,8 +65,8 @@ static void multiply(const struct product *p, struct panel_job *j, int tile)
 	j->tiles = (blocks ? p->tiles : p->float_tiles) + tile;
 	if (!blocks)
 		p->k->multiply_floats(j);
-	else if (p->row)
-		p->k->multiply_row(j);
+	else if (p->few)
+		p->k->multiply_few(j);
 	else
 		p->k->multiply_blocks(j);
 }
@@ -148,16 +156,20 @@ static void run(void *arg, int thread, int threads)
 {
 	struct product local = *(struct product *)arg, *p = &local;
 	struct tile own;
-	size_t row = p->row ? (p->k->row_bytes(p->cols / BLOCK_K) + 63) / 64 * 64 : 0;
+	bool one = p->few && p->a->n_rows == 1;
+	size_t row = one ? (p->k->row_bytes(p->cols / BLOCK_K) + 63) / 64 * 64 : 0;
 	uint8_t *scratch = cpu_thread_scratch(p->c, thread, 2 * acc_bytes(p) + PANEL_BUFFER_BYTES + row);
 	struct panel_job j = {.acc = (float *)scratch, .buffer = scratch + 2 * acc_bytes(p)};
-	if (p->row) {
+	if (one) {
 		// Packing one row takes less time than a barrier, so every thread does it for itself.
 		own = (struct tile){.rows = 1, .x = (uint8_t *)j.buffer + PANEL_BUFFER_BYTES};
 		p->tiles = &own;
 		p->k->pack_row(p->a->x, p->cols / BLOCK_K, (void *)own.x);
 	} else {
-		pack_tiles(p, thread, threads);
+		if (p->few)
+			pack_few(p, thread, threads);
+		else
+			pack_tiles(p, thread, threads);
 		cpu_barrier(p->c);
 	}
 	int n = p->n_chunks * p->n_pieces;
@@ -188,7 +200,8 @@ static void set_pieces(struct product *p)
 static void set_tiles(struct product *p)
 {
 	int n = p->a->n_rows;
-	size_t block_bytes = p->blocks ? (size_t)n * (size_t)(p->cols / BLOCK_K) * X_BLOCK_BYTES : 0;
+	size_t x_bytes = p->few ? p->k->row_bytes(p->cols / BLOCK_K) : (size_t)(p->cols / BLOCK_K) * X_BLOCK_BYTES;
+	size_t block_bytes = p->blocks ? (size_t)n * x_bytes : 0;
 	size_t float_row = (size_t)((p->cols + FLOAT_K - 1) / FLOAT_K * FLOAT_K) * sizeof(float);
 	size_t float_bytes = p->floats ? (size_t)n * float_row : 0;
 	size_t tile_bytes = ((size_t)p->n_tiles * sizeof(struct tile) + 63) / 64 * 64;
@@ -198,7 +211,7 @@ static void set_tiles(struct product *p)
 	uint8_t *x = scratch + 2 * tile_bytes, *xf = x + (block_bytes + 63) / 64 * 64;
 	for (int i = 0; i < p->n_tiles; i++) {
 		int row = (int)((int64_t)n * i / p->n_tiles), end = (int)((int64_t)n * (i + 1) / p->n_tiles);
-		p->tiles[i] = (struct tile){row, end - row, x + (size_t)row * (size_t)(p->cols / BLOCK_K) * X_BLOCK_BYTES};
+		p->tiles[i] = (struct tile){row, end - row, x + (size_t)row * x_bytes};
 		p->float_tiles[i] = (struct tile){row, end - row, xf + (size_t)row * float_row};
 	}
 }
@@ -219,10 +232,11 @@ void cpu_matmul(struct ops_context *c, const struct matmul_args *a)
 		p.units[i] = a->swiglu ? (i == 0 ? w->n_panels : 0) : (w->n_panels + 1) / 2;
 		p.n_units += p.units[i];
 	}
-	p.n_tiles = (a->n_rows + TILE_ROWS - 1) / TILE_ROWS;
+	p.few = !p.floats && a->n_rows <= p.k->few_rows;
+	int tile_rows = p.few ? p.k->few_tile_rows : TILE_ROWS;
+	p.n_tiles = (a->n_rows + tile_rows - 1) / tile_rows;
 	p.chunk_tiles = p.n_tiles < CHUNK_TILES ? p.n_tiles : CHUNK_TILES;
 	p.n_chunks = (p.n_tiles + p.chunk_tiles - 1) / p.chunk_tiles;
-	p.row = a->n_rows == 1 && !p.floats && p.k->multiply_row;
 	set_pieces(&p);
 	set_tiles(&p);
 	cpu_parallel(c, run, &p);

@@ -53,10 +53,12 @@ struct matmul_kernels {
 	void (*multiply_blocks)(const struct panel_job *);
 	void (*multiply_floats)(const struct panel_job *);
 	void (*finish)(const struct finish_job *);
-	// A single row, in a layout of the kernel's own; NULL where tiles of one row do as well.
+	// Batches of at most few_rows rows (0: none), in tiles of at most few_tile_rows, each row in a layout of the kernel's
+	// own and rows row_bytes apart.
+	int few_rows, few_tile_rows;
 	size_t (*row_bytes)(int64_t n_blocks);
 	void (*pack_row)(const float *x, int64_t n_blocks, void *out);
-	void (*multiply_row)(const struct panel_job *); // n_tiles 1
+	void (*multiply_few)(const struct panel_job *);
 };
 
 extern const struct matmul_kernels matmul_portable, matmul_avx2, matmul_avx512;

@@ -422,7 +422,9 @@ const struct matmul_kernels matmul_avx2 = {
 	.multiply_blocks = multiply_blocks,
 	.multiply_floats = multiply_floats,
 	.finish = finish,
+	.few_rows = 1,
+	.few_tile_rows = 1,
 	.row_bytes = row_bytes,
 	.pack_row = pack_row,
-	.multiply_row = multiply_row,
+	.multiply_few = multiply_row,
 };
