@@ -32,7 +32,8 @@ static const struct verb verbs[] = {
 	{"stop", STOP, false, "stop the pipeline of a port; fine if there is none"},
 };
 
-enum kind { KIND_U32, KIND_TEXT, KIND_FLAG, KIND_ON_OFF, KIND_CHOICE, KIND_DEVICES, KIND_LAYERS, KIND_MEMORY, KIND_PLAN_FOR, KIND_INT };
+enum kind { KIND_U32, KIND_TEXT, KIND_FLAG, KIND_ON_OFF, KIND_CHOICE, KIND_DEVICES, KIND_LAYERS, KIND_MEMORY,
+           KIND_PLAN_FOR, KIND_INT };
 
 struct row {
 	const char *name;        // without the dashes
@@ -60,27 +61,36 @@ static const struct row rows[] = {
 	 "(0.9 of a GPU, 0.5 on CPUs; workers on one device share it)", false, "0.5"},
 	{"plan-for", "SEQUENCES,TOKENS", MODEL_VERBS, KIND_PLAN_FOR, FIELD(plan_sequences), 0, 0, "64,2048", NULL,
 	 "the load that the split is planned for", false, NULL},
-	{"host", "ADDRESS", SERVE | STATUS | CHAT, KIND_TEXT, FIELD(host), 0, 0, "127.0.0.1", NULL, "where HTTP listens", false, NULL},
+	{"host", "ADDRESS", SERVE | STATUS | CHAT, KIND_TEXT, FIELD(host), 0, 0, "127.0.0.1", NULL, "where HTTP listens",
+	 false, NULL},
 	{"port", "N", SERVE | STATUS | CHAT | STOP, KIND_U32, FIELD(port), 0, 65535, "8080", NULL,
 	 "port of HTTP; 0 takes a free one", false, NULL},
 	{"api-key-file", "FILE", SERVE | CHAT | STATUS | BENCH, KIND_TEXT, FIELD(api_key_file), 0, 0, NULL, NULL,
 	 "keys, one a line; needed to listen beyond loopback unless --no-auth", false, "keys.txt"},
-	{"no-auth", NULL, SERVE, KIND_FLAG, FIELD(no_auth), 0, 0, NULL, NULL, "allow HTTP beyond loopback without keys", false, NULL},
+	{"no-auth", NULL, SERVE, KIND_FLAG, FIELD(no_auth), 0, 0, NULL, NULL, "allow HTTP beyond loopback without keys",
+	 false, NULL},
 	{"listen", "HOST:PORT", SERVE, KIND_TEXT, FIELD(listen), 0, 0, NULL, NULL,
 	 "control address for workers of other hosts", false, "10.0.0.1:9000"},
-	{"expect", "N", SERVE, KIND_U32, FIELD(expect), 0, OPTIONS_MAX_DEVICES, "0", NULL, "how many workers of other hosts to wait for", false, NULL},
+	{"expect", "N", SERVE, KIND_U32, FIELD(expect), 0, OPTIONS_MAX_DEVICES, "0", NULL,
+	 "how many workers of other hosts to wait for", false, NULL},
 	{"max-context", "N", MODEL_VERBS, KIND_U32, FIELD(max_context), 1, 1 << 30, "0", NULL,
 	 "tokens of one sequence (default: the most that fits, up to the model's own)", false, "8192"},
-	{"max-seqs", "N", MODEL_VERBS, KIND_U32, FIELD(max_seqs), 1, 4096, "256", NULL, "sequences that run at once", false, NULL},
+	{"max-seqs", "N", MODEL_VERBS, KIND_U32, FIELD(max_seqs), 1, 4096, "256", NULL, "sequences that run at once", false,
+	 NULL},
 	{"max-batch-tokens", "N", MODEL_VERBS, KIND_U32, FIELD(max_batch_tokens), 1, 65536, "0", NULL,
 	 "tokens of one step (default: 2048, 512 with a CPU stage)", false, "512"},
-	{"max-queue", "N", SERVE | BENCH, KIND_U32, FIELD(max_queue), 1, 1 << 20, "1024", NULL, "requests that wait; more are refused with 429", false, NULL},
-	{"prefix-cache", "on|off", SERVE | BENCH, KIND_ON_OFF, FIELD(prefix_cache), 0, 0, "on", NULL, "reuse the KV blocks of equal beginnings", false, NULL},
+	{"max-queue", "N", SERVE | BENCH, KIND_U32, FIELD(max_queue), 1, 1 << 20, "1024", NULL,
+	 "requests that wait; more are refused with 429", false, NULL},
+	{"prefix-cache", "on|off", SERVE | BENCH, KIND_ON_OFF, FIELD(prefix_cache), 0, 0, "on", NULL,
+	 "reuse the KV blocks of equal beginnings", false, NULL},
 	{"served-model-name", "NAME", SERVE, KIND_TEXT, FIELD(served_model_name), 0, 0, NULL, NULL,
 	 "the model's id in answers (default: file or folder name)", false, "my-model"},
-	{"chat-template", "FILE", SERVE, KIND_TEXT, FIELD(chat_template), 0, 0, NULL, NULL, "a Jinja file instead of the model's own template", false, "template.jinja"},
-	{"cors-origin", "ORIGIN", SERVE, KIND_TEXT, FIELD(cors_origin), 0, 0, NULL, NULL, "answer browsers of this origin, or *", false, "*"},
-	{"tls-cert", "FILE", SERVE, KIND_TEXT, FIELD(tls_cert), 0, 0, NULL, NULL, "certificate for HTTPS (PEM)", false, "cert.pem"},
+	{"chat-template", "FILE", SERVE, KIND_TEXT, FIELD(chat_template), 0, 0, NULL, NULL,
+	 "a Jinja file instead of the model's own template", false, "template.jinja"},
+	{"cors-origin", "ORIGIN", SERVE, KIND_TEXT, FIELD(cors_origin), 0, 0, NULL, NULL,
+	 "answer browsers of this origin, or *", false, "*"},
+	{"tls-cert", "FILE", SERVE, KIND_TEXT, FIELD(tls_cert), 0, 0, NULL, NULL, "certificate for HTTPS (PEM)", false,
+	 "cert.pem"},
 	{"tls-key", "FILE", SERVE, KIND_TEXT, FIELD(tls_key), 0, 0, NULL, NULL, "its key (PEM)", false, "key.pem"},
 	{"slow-client-timeout", "SECONDS", SERVE, KIND_U32, FIELD(slow_client_timeout_s), 1, 86400, "60", NULL,
 	 "a client that takes nothing for so long is dropped", false, NULL},
@@ -89,10 +99,14 @@ static const struct row rows[] = {
 	{"data-address", "ADDRESS", SERVE | WORKER, KIND_TEXT, FIELD(data_address), 0, 0, NULL, NULL,
 	 "where a worker takes hidden states from other hosts: ADDRESS, ADDRESS:PORT or ADDRESS:PORT-PORT, loopback only so far "
 	 "(default: loopback, any port)", false, "127.0.0.1:9100-9110"},
-	{"config", "FILE", ALL, KIND_TEXT, FIELD(config), 0, 0, NULL, NULL, "file with lines `option = value`", false, NULL},
-	{"log-level", "LEVEL", ALL, KIND_CHOICE, FIELD(log_level), 0, 0, "info", "error|warn|info|debug", "error, warn, info or debug", false, NULL},
-	{"python", "PATH", SERVE, KIND_TEXT, FIELD(python), 0, 0, "/usr/bin/python3", NULL, "interpreter for chat templates; needs jinja2", false, NULL},
-	{"block-size", "N", MODEL_VERBS, KIND_U32, FIELD(block_size), 1, 256, "16", NULL, "tokens per KV block", false, NULL},
+	{"config", "FILE", ALL, KIND_TEXT, FIELD(config), 0, 0, NULL, NULL, "file with lines `option = value`", false,
+	 NULL},
+	{"log-level", "LEVEL", ALL, KIND_CHOICE, FIELD(log_level), 0, 0, "info", "error|warn|info|debug",
+	 "error, warn, info or debug", false, NULL},
+	{"python", "PATH", SERVE, KIND_TEXT, FIELD(python), 0, 0, "/usr/bin/python3", NULL,
+	 "interpreter for chat templates; needs jinja2", false, NULL},
+	{"block-size", "N", MODEL_VERBS, KIND_U32, FIELD(block_size), 1, 256, "16", NULL, "tokens per KV block", false,
+	 NULL},
 	{"dtype", "TYPE", MODEL_VERBS, KIND_CHOICE, FIELD(dtype), 0, 0, "auto", "auto|float32|float16|bfloat16",
 	 "activations: auto, float32, float16, bfloat16 (auto: float32 on CPUs, the model's own on GPUs)", false, NULL},
 	{"kv-dtype", "TYPE", MODEL_VERBS, KIND_CHOICE, FIELD(kv_dtype), 0, 0, "auto", "auto|float32|float16|bfloat16|fp8",
@@ -101,19 +115,29 @@ static const struct row rows[] = {
 	 "dummy: random weights from config.json alone, for benchmarks", false, NULL},
 	{"batch-invariant", NULL, SERVE | BENCH, KIND_FLAG, FIELD(batch_invariant), 0, 0, NULL, NULL,
 	 "results independent of batching on GPUs too (on CPUs they always are)", false, NULL},
-	{"trace", "FILE", SERVE | BENCH, KIND_TEXT, FIELD(trace), 0, 0, NULL, NULL, "write a timeline of every stage, for Perfetto", false, "trace.json"},
-	{"dry-run", NULL, SERVE | BENCH, KIND_FLAG, FIELD(dry_run), 0, 0, NULL, NULL, "all checks, then what would be started", false, NULL},
+	{"trace", "FILE", SERVE | BENCH, KIND_TEXT, FIELD(trace), 0, 0, NULL, NULL,
+	 "write a timeline of every stage, for Perfetto", false, "trace.json"},
+	{"dry-run", NULL, SERVE | BENCH, KIND_FLAG, FIELD(dry_run), 0, 0, NULL, NULL,
+	 "all checks, then what would be started", false, NULL},
 	{"json", NULL, PLAN | BENCH | STATUS, KIND_FLAG, FIELD(json), 0, 0, NULL, NULL, "print JSON", false, NULL},
 	{"grid", "TEXT", BENCH, KIND_TEXT, FIELD(bench_grid), 0, 0, "batch=1,4,16 prompt=128,512 output=64 repeat=3", NULL,
 	 "what to measure: sequences at once, prompt and output tokens, repetitions", false, NULL},
-	{"url", "URL", CHAT | BENCH | STATUS, KIND_TEXT, FIELD(url), 0, 0, NULL, NULL, "a running server (default: http://HOST:PORT)", false, NULL},
-	{"temperature", "T", CHAT, KIND_TEXT, FIELD(chat_temperature), 0, 0, NULL, NULL, "0 always answers the same (default: the model's own)", false, "0.7"},
-	{"join", "HOST:PORT", WORKER, KIND_TEXT, FIELD(join), 0, 0, NULL, NULL, "the coordinator's control address", false, NULL},
-	{"key-file", "FILE", WORKER | SERVE, KIND_TEXT, FIELD(key_file), 0, 0, NULL, NULL, "keys of the pipeline, as written by the launcher", false, NULL},
-	{"run-dir", "DIR", ALL, KIND_TEXT, FIELD(run_dir), 0, 0, NULL, NULL, "folder of the pipeline's sockets", true, NULL},
-	{"worker-index", "N", ALL, KIND_U32, FIELD(worker_index), 0, OPTIONS_MAX_DEVICES, "0", NULL, "place in --devices", true, NULL},
-	{"watch-fd", "N", ALL, KIND_INT, FIELD(watch_fd), -1, 1 << 20, "-1", NULL, "signs of life for the launcher", true, NULL},
-	{"launcher-fd", "N", ALL, KIND_INT, FIELD(launcher_fd), -1, 1 << 20, "-1", NULL, "line-wise JSON channel to the launcher", true, NULL},
+	{"url", "URL", CHAT | BENCH | STATUS, KIND_TEXT, FIELD(url), 0, 0, NULL, NULL,
+	 "a running server (default: http://HOST:PORT)", false, NULL},
+	{"temperature", "T", CHAT, KIND_TEXT, FIELD(chat_temperature), 0, 0, NULL, NULL,
+	 "0 always answers the same (default: the model's own)", false, "0.7"},
+	{"join", "HOST:PORT", WORKER, KIND_TEXT, FIELD(join), 0, 0, NULL, NULL, "the coordinator's control address", false,
+	 NULL},
+	{"key-file", "FILE", WORKER | SERVE, KIND_TEXT, FIELD(key_file), 0, 0, NULL, NULL,
+	 "keys of the pipeline, as written by the launcher", false, NULL},
+	{"run-dir", "DIR", ALL, KIND_TEXT, FIELD(run_dir), 0, 0, NULL, NULL, "folder of the pipeline's sockets", true,
+	 NULL},
+	{"worker-index", "N", ALL, KIND_U32, FIELD(worker_index), 0, OPTIONS_MAX_DEVICES, "0", NULL, "place in --devices",
+	 true, NULL},
+	{"watch-fd", "N", ALL, KIND_INT, FIELD(watch_fd), -1, 1 << 20, "-1", NULL, "signs of life for the launcher", true,
+	 NULL},
+	{"launcher-fd", "N", ALL, KIND_INT, FIELD(launcher_fd), -1, 1 << 20, "-1", NULL,
+	 "line-wise JSON channel to the launcher", true, NULL},
 };
 enum { ROW_COUNT = sizeof rows / sizeof rows[0] };
 
@@ -193,7 +217,8 @@ static enum status apply_devices(struct options *o, const char *text, const char
 			ok = false;
 		}
 		if (!ok)
-			return error_set(e, STATUS_USAGE, "%s: '%.*s' is not a device: expected cpu, cpu/THREADS (1 to 256) or cuda:INDEX",
+			return error_set(e, STATUS_USAGE,
+			                 "%s: '%.*s' is not a device: expected cpu, cpu/THREADS (1 to 256) or cuda:INDEX",
 			                 origin, (int)(end - s), s);
 		if (o->n_devices == OPTIONS_MAX_DEVICES)
 			return error_set(e, STATUS_USAGE, "%s: more than %d devices", origin, OPTIONS_MAX_DEVICES);
@@ -226,7 +251,8 @@ static bool parse_memory(const char *s, const char *end, struct option_memory *m
 {
 	static const struct { const char *unit; double factor; } units[] = {
 		{"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0},
-		{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"K", 1024.0}, {"M", 1048576.0}, {"G", 1073741824.0}, {"B", 1},
+		{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12},
+		{"K", 1024.0}, {"M", 1048576.0}, {"G", 1073741824.0}, {"B", 1},
 	};
 	double factor = 0;
 	for (size_t i = 0; i < sizeof units / sizeof units[0] && factor == 0; i++) {
@@ -258,7 +284,8 @@ static enum status apply_memory(struct options *o, const char *text, const char 
 	for (const char *s = text;;) {
 		const char *end = item_end(s);
 		if (o->n_memory == OPTIONS_MAX_DEVICES || !parse_memory(s, end, &o->memory[o->n_memory]))
-			return error_set(e, STATUS_USAGE, "%s: '%.*s' is not a fraction above 0 and up to 1, or a size such as 20GiB", origin,
+			return error_set(e, STATUS_USAGE,
+			                 "%s: '%.*s' is not a fraction above 0 and up to 1, or a size such as 20GiB", origin,
 			                 (int)(end - s), s);
 		o->n_memory++;
 		if (!*end)
@@ -283,20 +310,23 @@ static bool choice_has(const char *choices, const char *text)
 }
 
 // origin: "--port", "STAGECOACH_PORT" or "FILE line 3: port".
-static enum status row_apply(const struct row *r, struct options *o, const char *text, const char *origin, struct error *e)
+static enum status row_apply(const struct row *r, struct options *o, const char *text, const char *origin,
+                             struct error *e)
 {
 	char *field = (char *)o + r->offset;
 	uint32_t v;
 	switch (r->kind) {
 	case KIND_U32:
 		if (!parse_whole(text, text + strlen(text), r->low, r->high, &v))
-			return error_set(e, STATUS_USAGE, "%s: '%s' is not a whole number from %.0f to %.0f", origin, text, r->low, r->high);
+			return error_set(e, STATUS_USAGE, "%s: '%s' is not a whole number from %.0f to %.0f", origin, text, r->low,
+			                 r->high);
 		memcpy(field, &v, sizeof v);
 		return STATUS_OK;
 	case KIND_INT: {
 		double d;
 		if (!parse_number(text, text + strlen(text), &d) || d != floor(d) || d < r->low || d > r->high)
-			return error_set(e, STATUS_USAGE, "%s: '%s' is not a whole number from %.0f to %.0f", origin, text, r->low, r->high);
+			return error_set(e, STATUS_USAGE, "%s: '%s' is not a whole number from %.0f to %.0f", origin, text, r->low,
+			                 r->high);
 		int n = (int)d;
 		memcpy(field, &n, sizeof n);
 		return STATUS_OK;
@@ -431,7 +461,8 @@ static enum status apply_arguments(struct options *o, const struct verb *verb, i
 		size_t len = eq ? (size_t)(eq - a - 2) : strlen(a + 2);
 		const struct row *r = row_find(a + 2, len);
 		if (!r)
-			return error_set(e, STATUS_USAGE, "unknown option '%.*s' (see `stagecoach %s --help`)", (int)(len + 2), a, verb->name);
+			return error_set(e, STATUS_USAGE, "unknown option '%.*s' (see `stagecoach %s --help`)", (int)(len + 2), a,
+			                 verb->name);
 		if (!(r->verbs & verb->bit))
 			return error_set(e, STATUS_USAGE, "option --%s does not belong to `%s`", r->name, verb->name);
 		const char *value = eq ? eq + 1 : NULL;
@@ -460,10 +491,12 @@ static enum status check_data_address(const char *text, struct error *e)
 	uint32_t low = 0, high = 65535;
 	bool ok = !colon || (colon > text && parse_whole(colon + 1, dash ? dash : end, 1, 65535, &low));
 	if (!ok || (dash && (!parse_whole(dash + 1, end, 1, 65535, &high) || high < low)))
-		return error_set(e, STATUS_USAGE, "--data-address: '%s' is not ADDRESS, ADDRESS:PORT or ADDRESS:PORT-PORT", text);
+		return error_set(e, STATUS_USAGE, "--data-address: '%s' is not ADDRESS, ADDRESS:PORT or ADDRESS:PORT-PORT",
+		                 text);
 	if (strncmp(text, "127.", 4))
-		return error_set(e, STATUS_UNAVAILABLE, "--data-address %s is not a loopback address (127.x.y.z): hidden states travel on "
-		                                        "loopback only until their transport has keys", text);
+		return error_set(e, STATUS_UNAVAILABLE,
+		                 "--data-address %s is not a loopback address (127.x.y.z): hidden states travel on "
+		                 "loopback only until their transport has keys", text);
 	return STATUS_OK;
 }
 
@@ -474,10 +507,12 @@ static enum status check_together(const struct options *o, const struct verb *ve
 #ifndef STAGECOACH_HAVE_CUDA
 	for (int i = 0; i < o->n_devices; i++)
 		if (o->devices[i].kind == OPTION_DEVICE_CUDA)
-			return error_set(e, STATUS_UNAVAILABLE, "--devices cuda:%d: this build has no GPU workers", o->devices[i].index);
+			return error_set(e, STATUS_UNAVAILABLE, "--devices cuda:%d: this build has no GPU workers",
+			                 o->devices[i].index);
 	if (o->batch_invariant)
-		return error_set(e, STATUS_UNAVAILABLE, "--batch-invariant concerns GPU workers, which this build does not have; "
-		                                        "on CPUs results never depend on batching");
+		return error_set(e, STATUS_UNAVAILABLE,
+		                 "--batch-invariant concerns GPU workers, which this build does not have; "
+		                 "on CPUs results never depend on batching");
 #endif
 	if (!o->devices_auto && o->n_memory > 1 && o->n_memory != o->n_devices)
 		return error_set(e, STATUS_USAGE, "--memory gives %d values for %d devices", o->n_memory, o->n_devices);
@@ -485,13 +520,16 @@ static enum status check_together(const struct options *o, const struct verb *ve
 		return error_set(e, STATUS_USAGE, "--tls-cert and --tls-key go together");
 	bool loopback = !strncmp(o->host, "127.", 4) || !strcmp(o->host, "localhost") || !strcmp(o->host, "::1");
 	if (verb->bit == SERVE && !loopback && !o->api_key_file[0] && !o->no_auth)
-		return error_set(e, STATUS_USAGE, "--host %s is beyond loopback: give --api-key-file, or --no-auth to serve everyone", o->host);
+		return error_set(e, STATUS_USAGE,
+		                 "--host %s is beyond loopback: give --api-key-file, or --no-auth to serve everyone", o->host);
 	if (verb->bit == WORKER && !o->join[0] && !o->run_dir[0])
 		return error_set(e, STATUS_USAGE, "`worker` needs --join HOST:PORT");
 	const char *origin = o->cors_origin;
 	if (origin[0] && strcmp(origin, "*") &&
-	    (strncmp(origin, "http", 4) || !strstr(origin, "://") || strspn(origin + 4, URL_CHARACTERS) != strlen(origin + 4)))
-		return error_set(e, STATUS_USAGE, "--cors-origin: '%s' is neither * nor one origin such as https://example.org", origin);
+	    (strncmp(origin, "http", 4) || !strstr(origin, "://") ||
+	     strspn(origin + 4, URL_CHARACTERS) != strlen(origin + 4)))
+		return error_set(e, STATUS_USAGE, "--cors-origin: '%s' is neither * nor one origin such as https://example.org",
+		                 origin);
 	if (o->data_address[0])
 		TRY(check_data_address(o->data_address, e));
 	if (verb->bit == SERVE && o->key_file[0] && !o->listen[0])
@@ -526,7 +564,8 @@ enum status options_parse(struct options *o, int argc, char **argv, struct error
 	}
 	const struct verb *verb = verb_find(argv[0]);
 	if (!verb)
-		return error_set(e, STATUS_USAGE, "unknown verb '%s': expected serve, plan, bench, chat, worker, status or stop", argv[0]);
+		return error_set(e, STATUS_USAGE,
+		                 "unknown verb '%s': expected serve, plan, bench, chat, worker, status or stop", argv[0]);
 	for (int i = 1; i < argc; i++)
 		if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) {
 			options_print_help(verb->name, stdout);
