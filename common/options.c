@@ -1,6 +1,6 @@
-// The table of options and everything that is driven by it; see options.h. The surprising decision: values are applied
-// in the order config file, environment, command line, through the same row function, so the last one wins and each is
-// checked by the same rule with its origin in the error text.
+// The table of options and their parsing; see options.h. The surprising decision: values are applied in the order config
+// file, environment, command line, through the same row function, so the last one wins and each is checked by the same
+// rule with its origin in the error text.
 #include "common/options.h"
 
 #include <ctype.h>
@@ -10,19 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-	SERVE = 1, PLAN = 2, BENCH = 4, CHAT = 8, WORKER = 16, STATUS = 32, STOP = 64,
-	MODEL_VERBS = SERVE | PLAN | BENCH, ALL = 127,
-};
+#include "common/options_table.h"
 
-struct verb {
-	const char *name;
-	unsigned bit;
-	bool takes_model;
-	const char *help;
-};
-
-static const struct verb verbs[] = {
+const struct verb option_verbs[] = {
 	{"serve", SERVE, true, "start a coordinator and one worker per device on this machine"},
 	{"plan", PLAN, true, "print the split, bytes and blocks per stage and the expected bottleneck; loads nothing"},
 	{"bench", BENCH, true, "measure throughput and latency without HTTP, or of a running server with --url"},
@@ -31,27 +21,11 @@ static const struct verb verbs[] = {
 	{"status", STATUS, false, "the pipeline at a glance"},
 	{"stop", STOP, false, "stop the pipeline of a port; fine if there is none"},
 };
-
-enum kind { KIND_U32, KIND_TEXT, KIND_FLAG, KIND_ON_OFF, KIND_CHOICE, KIND_DEVICES, KIND_LAYERS, KIND_MEMORY,
-           KIND_PLAN_FOR, KIND_INT };
-
-struct row {
-	const char *name;        // without the dashes
-	const char *value;       // what --help prints for the value
-	unsigned verbs;          // where it makes sense
-	enum kind kind;
-	size_t offset, size;     // of the field
-	double low, high;        // range of numbers
-	const char *preset;      // default as text, NULL = all zero
-	const char *choices;     // KIND_CHOICE: "a|b|c"
-	const char *help;
-	bool internal;           // set by the launcher, not shown
-	const char *sample;      // an example for the sample config
-};
+const int option_verb_count = sizeof option_verbs / sizeof option_verbs[0];
 
 #define FIELD(f) offsetof(struct options, f), sizeof(((struct options *)0)->f)
 
-static const struct row rows[] = {
+const struct row option_rows[] = {
 	{"devices", "LIST", MODEL_VERBS | WORKER, KIND_DEVICES, FIELD(devices), 0, 0, "auto", NULL,
 	 "auto, or a list in pipeline order: cuda:0,cuda:1,cpu; cpu/8 says threads (auto: every GPU, else one cpu)", false, "cpu/1,cpu/1"},
 	{"layers", "LIST", MODEL_VERBS, KIND_LAYERS, FIELD(layers), 0, 0, "auto", NULL,
@@ -139,21 +113,21 @@ static const struct row rows[] = {
 	{"launcher-fd", "N", ALL, KIND_INT, FIELD(launcher_fd), -1, 1 << 20, "-1", NULL,
 	 "line-wise JSON channel to the launcher", true, NULL},
 };
-enum { ROW_COUNT = sizeof rows / sizeof rows[0] };
+const int option_row_count = sizeof option_rows / sizeof option_rows[0];
 
 static const struct row *row_find(const char *name, size_t len)
 {
-	for (int i = 0; i < ROW_COUNT; i++)
-		if (strlen(rows[i].name) == len && !memcmp(rows[i].name, name, len))
-			return &rows[i];
+	for (int i = 0; i < option_row_count; i++)
+		if (strlen(option_rows[i].name) == len && !memcmp(option_rows[i].name, name, len))
+			return &option_rows[i];
 	return NULL;
 }
 
-static const struct verb *verb_find(const char *name)
+const struct verb *option_verb(const char *name)
 {
-	for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
-		if (!strcmp(verbs[i].name, name))
-			return &verbs[i];
+	for (int i = 0; i < option_verb_count; i++)
+		if (!strcmp(option_verbs[i].name, name))
+			return &option_verbs[i];
 	return NULL;
 }
 
@@ -427,14 +401,14 @@ static enum status apply_config(struct options *o, unsigned verb, const char *pa
 
 static enum status apply_environment(struct options *o, unsigned verb, struct error *e)
 {
-	for (int i = 0; i < ROW_COUNT; i++) {
-		if (rows[i].internal || !(rows[i].verbs & verb))
+	for (int i = 0; i < option_row_count; i++) {
+		if (option_rows[i].internal || !(option_rows[i].verbs & verb))
 			continue;
 		char name[64];
-		env_name(&rows[i], name, sizeof name);
+		env_name(&option_rows[i], name, sizeof name);
 		const char *value = getenv(name);
 		if (value && *value)
-			TRY(row_apply(&rows[i], o, value, name, e));
+			TRY(row_apply(&option_rows[i], o, value, name, e));
 	}
 	return STATUS_OK;
 }
@@ -562,7 +536,7 @@ enum status options_parse(struct options *o, int argc, char **argv, struct error
 		options_print_sample_config(stdout);
 		return STATUS_OK;
 	}
-	const struct verb *verb = verb_find(argv[0]);
+	const struct verb *verb = option_verb(argv[0]);
 	if (!verb)
 		return error_set(e, STATUS_USAGE,
 		                 "unknown verb '%s': expected serve, plan, bench, chat, worker, status or stop", argv[0]);
@@ -571,11 +545,11 @@ enum status options_parse(struct options *o, int argc, char **argv, struct error
 			options_print_help(verb->name, stdout);
 			return STATUS_OK;
 		}
-	for (int i = 0; i < ROW_COUNT; i++)
-		if (rows[i].preset && rows[i].kind == KIND_U32 && !strcmp(rows[i].preset, "0"))
+	for (int i = 0; i < option_row_count; i++)
+		if (option_rows[i].preset && option_rows[i].kind == KIND_U32 && !strcmp(option_rows[i].preset, "0"))
 			continue; // 0 stands for "by context" and need not lie in the range
-		else if (rows[i].preset)
-			TRY(row_apply(&rows[i], o, rows[i].preset, rows[i].name, e));
+		else if (option_rows[i].preset)
+			TRY(row_apply(&option_rows[i], o, option_rows[i].preset, option_rows[i].name, e));
 	snprintf(o->verb, sizeof o->verb, "%s", verb->name);
 	const char *config = getenv("STAGECOACH_CONFIG");
 	if (config && *config)
@@ -586,113 +560,4 @@ enum status options_parse(struct options *o, int argc, char **argv, struct error
 	TRY(apply_environment(o, verb->bit, e));
 	TRY(apply_arguments(o, verb, argc, argv, false, e));
 	return check_together(o, verb, e);
-}
-
-// ---- printing ----
-
-static void print_json_text(const char *s, FILE *f)
-{
-	fputc('"', f);
-	for (; *s; s++) {
-		unsigned char c = (unsigned char)*s;
-		if (c == '"' || c == '\\')
-			fprintf(f, "\\%c", c);
-		else if (c < 0x20)
-			fprintf(f, "\\u%04x", c);
-		else
-			fputc(c, f);
-	}
-	fputc('"', f);
-}
-
-void options_print_json(const struct options *o, FILE *f)
-{
-	fprintf(f, "{\"verb\":\"%s\",\"model\":", o->verb);
-	print_json_text(o->model, f);
-	for (int i = 0; i < ROW_COUNT; i++) {
-		const struct row *r = &rows[i];
-		const char *field = (const char *)o + r->offset;
-		fprintf(f, ",\"%s\":", r->name);
-		switch (r->kind) {
-		case KIND_U32: fprintf(f, "%u", *(const uint32_t *)field); break;
-		case KIND_INT: fprintf(f, "%d", *(const int *)field); break;
-		case KIND_TEXT: print_json_text(field, f); break;
-		case KIND_CHOICE:
-			if (r->offset == offsetof(struct options, load_dummy))
-				fprintf(f, "\"%s\"", o->load_dummy ? "dummy" : "weights");
-			else
-				print_json_text(field, f);
-			break;
-		case KIND_FLAG:
-		case KIND_ON_OFF: fputs(*(const bool *)field ? "true" : "false", f); break;
-		case KIND_DEVICES:
-			if (o->devices_auto) {
-				fputs("\"auto\"", f);
-				break;
-			}
-			fputc('[', f);
-			for (int d = 0; d < o->n_devices; d++)
-				fprintf(f, "%s{\"kind\":\"%s\",\"index\":%d,\"threads\":%d}", d ? "," : "",
-				        o->devices[d].kind == OPTION_DEVICE_CPU ? "cpu" : "cuda", o->devices[d].index, o->devices[d].threads);
-			fputc(']', f);
-			break;
-		case KIND_LAYERS:
-			fputc('[', f);
-			for (int d = 0; d < o->n_layers; d++)
-				fprintf(f, "%s%u", d ? "," : "", o->layers[d]);
-			fputc(']', f);
-			break;
-		case KIND_MEMORY:
-			fputc('[', f);
-			for (int d = 0; d < o->n_memory; d++) {
-				if (o->memory[d].is_fraction)
-					fprintf(f, "%s{\"fraction\":%.9g}", d ? "," : "", o->memory[d].fraction);
-				else
-					fprintf(f, "%s{\"bytes\":%llu}", d ? "," : "", (unsigned long long)o->memory[d].bytes);
-			}
-			fputc(']', f);
-			break;
-		case KIND_PLAN_FOR: fprintf(f, "[%u,%u]", o->plan_sequences, o->plan_tokens); break;
-		}
-	}
-	fputs("}\n", f);
-}
-
-void options_print_help(const char *verb_name, FILE *f)
-{
-	const struct verb *verb = verb_name ? verb_find(verb_name) : NULL;
-	if (!verb) {
-		fputs("usage: stagecoach VERB [MODEL] [OPTIONS]\n\n", f);
-		for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
-			fprintf(f, "  %-8s%-7s%s\n", verbs[i].name, verbs[i].takes_model ? "MODEL" : "", verbs[i].help);
-		fputs("\n`stagecoach VERB --help` lists the options of a verb; `stagecoach --sample-config` prints a config file.\n"
-		      "MODEL is a .gguf file, a folder with config.json and *.safetensors, or org/name in the local Hugging Face cache.\n", f);
-		return;
-	}
-	fprintf(f, "usage: stagecoach %s %s[OPTIONS]\n%s\n\n", verb->name, verb->takes_model ? "MODEL " : "", verb->help);
-	for (int i = 0; i < ROW_COUNT; i++) {
-		const struct row *r = &rows[i];
-		if (r->internal || !(r->verbs & verb->bit))
-			continue;
-		char left[64];
-		snprintf(left, sizeof left, "--%s %s", r->name, r->value ? r->value : "");
-		fprintf(f, "  %-32s %s", left, r->help);
-		if (r->preset && strcmp(r->preset, "0"))
-			fprintf(f, " [%s]", r->preset);
-		fputc('\n', f);
-	}
-	fputs("\nEach option is also an environment variable (--max-seqs: STAGECOACH_MAX_SEQS) and a line in a --config file.\n"
-	      "The command line beats the environment, the environment beats the file.\n", f);
-}
-
-void options_print_sample_config(FILE *f)
-{
-	fputs("# Stagecoach options, one a line: option = value. Lines for other verbs than the one in use are passed over.\n", f);
-	for (int i = 0; i < ROW_COUNT; i++) {
-		const struct row *r = &rows[i];
-		if (r->internal || !strcmp(r->name, "config"))
-			continue;
-		const char *value = r->sample ? r->sample : r->preset ? r->preset : r->kind == KIND_FLAG ? "off" : "";
-		fprintf(f, "\n# %s\n# %s = %s\n", r->help, r->name, value);
-	}
 }
