@@ -385,7 +385,8 @@ static enum status turn(struct worker *w, bool *ended, struct error *e)
 		return STATUS_OK;
 	case LINK_GONE:
 		return w->options->join[0]
-			? error_set(e, STATUS_UNAVAILABLE, "no coordinator at %s for %u s", w->options->join, w->options->rejoin_timeout_s)
+			? error_set(e, STATUS_UNAVAILABLE, "no coordinator at %s for %u s%s", w->options->join, w->options->rejoin_timeout_s,
+			            w->options->key_file[0] ? ", or it does not take these keys" : ", or it takes only workers with --key-file")
 			: error_set(e, STATUS_FATAL, "the coordinator is gone");
 	case LINK_BACK:
 		if (w->joined)
