@@ -1,8 +1,6 @@
 """Greedy tokens and their log-probabilities do not depend on how the work is split, batched, chunked or reused."""
 import threading
 
-import json
-
 from pipeline import QUICK, Pipeline, demo_model, main, run_launcher
 
 N_TOKENS = 8 if QUICK else 24
@@ -91,16 +89,20 @@ def test_fewer_sequences_than_stages_and_max_seqs_below_them_work():
 
 
 def test_a_pool_of_a_few_blocks_still_finishes_everything():
-    # The least memory that the plan accepts with this context: a pool of 16 to some 20 blocks for 16 sequences of 5.
-    for mib in range(160, 2000, 8):
-        options = ("--memory", "%dMiB" % mib, "--max-context", "256")
-        code, out, _ = run_launcher("plan", demo_model(), "--devices", "cpu/1,cpu/1", "--json", *options)
-        if code == 0:
-            break
-    assert json.loads(out)["blocks"] < 16 * 5, out
-    with Pipeline(devices="cpu/1,cpu/1", options=options) as p:
-        for got, expected in zip(together(p, PROMPTS), reference()):
-            assert got == expected
+    # The least memory that is accepted with this context: a pool of 16 blocks and a few, for 16 sequences of up to 5.
+    options = ["--max-context", "256", "--memory"]
+    mib = next(m for m in range(160, 2000, 8) if run_launcher("plan", demo_model(), "--devices", "cpu/1,cpu/1", *options, "%dMiB" % m)[0] == 0)
+    for more in range(0, 400, 8):  # a sanitized worker takes more than the plan foresees
+        try:
+            with Pipeline(devices="cpu/1,cpu/1", options=options + ["%dMiB" % (mib + more)]) as p:
+                assert p.metrics()["stagecoach_kv_blocks_total"] < 16 * 5
+                for got, expected in zip(together(p, PROMPTS), reference()):
+                    assert got == expected
+            return
+        except AssertionError as e:
+            if "launcher status 3" not in str(e):
+                raise
+    raise AssertionError("no pool is small enough and accepted")
 
 
 main(globals())
