@@ -150,7 +150,7 @@ static void make_request(struct client *c, const struct target *t, uint32_t prom
 	                                 "\"ignore_eos\":true,\"max_tokens\":%u,\"prompt\":[", output);
 	for (uint32_t i = 0; i < prompt; i++) {
 		*random = *random * 6364136223846793005ull + 1442695040888963407ull;
-		// Ids from 300 to 4395 are ordinary pieces in every vocabulary that is served.
+		// Ids from 300 to 4395 are ordinary pieces in the vocabularies of real models; a smaller one refuses them.
 		n += (size_t)sprintf(body + n, "%s%u", i ? "," : "", 300u + (unsigned)(*random >> 52));
 	}
 	n += (size_t)sprintf(body + n, "]}");

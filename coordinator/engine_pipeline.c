@@ -504,8 +504,12 @@ static void act(struct engine *e, const struct recovery_action *a)
 	case ACTION_RUN: act_run(e); break;
 	case ACTION_SUSPEND: act_suspend(e, a); break;
 	case ACTION_KILL:
+		if (a->worker >= e->registry.n_local)
+			send_to(e, a->worker, &(struct message){.type = MESSAGE_ERROR, .epoch = e->epoch,
+			                                        .error = {.status = STATUS_FATAL, .text = "this worker was given up"}});
 		registry_forget(&e->registry, a->worker);
-		launcher_kill(&e->launcher, a->worker);
+		if (a->worker < e->registry.n_local)
+			launcher_kill(&e->launcher, a->worker);
 		break;
 	case ACTION_RESTART:
 		log_info("restarting stage %u (attempt %u)", a->worker, recovery_attempts(e->recovery, a->worker));

@@ -139,6 +139,7 @@ static void lose(struct recovery *r, uint32_t worker, enum status status, const 
 		fall_back(r, worker, text, now_us);
 	if (!r->o.has_launcher[worker]) {
 		enter(w, ABSENT, now_us);
+		push(r, ACTION_KILL, worker);
 	} else if (!ended) {
 		enter(w, DYING, now_us);
 		push(r, ACTION_KILL, worker);

@@ -57,7 +57,7 @@ enum recovery_action_kind {
 	ACTION_CONFIGURE,   // all have loaded: a new epoch for all; probe until all are ready
 	ACTION_RUN,         // all are ready: steps may flow
 	ACTION_SUSPEND,     // the pipeline is down; text says why
-	ACTION_KILL,        // by its launcher
+	ACTION_KILL,        // by its launcher; one of another host is told to end, and its own launcher starts the next
 	ACTION_RESTART,     // by its launcher
 	ACTION_FAIL,        // for good: status, text. Nothing follows
 };

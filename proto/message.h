@@ -45,7 +45,7 @@ enum message_type {
 	MESSAGE_STEP_RESULT,
 	MESSAGE_HEARTBEAT,
 	MESSAGE_DRAIN,     // coordinator to worker: finish what was broadcast, then exit 0
-	MESSAGE_ERROR,     // worker to coordinator: it cannot go on (status, text); it exits afterwards
+	MESSAGE_ERROR,     // from a worker: it cannot go on (status, text); to one of another host: it has to exit
 	MESSAGE_TYPE_COUNT,
 };
 

@@ -134,7 +134,7 @@ Test(recovery, histories_lead_to_the_right_actions)
 
 static const struct row without_launcher[] = {
 	{"a new process takes the place of a dead one", START2 "hello1 budget1 ready0 ready1", STARTED2 "suspend assign1 configure run "},
-	{"nobody is killed or restarted", START2 "error1 wait1000 hello1", STARTED2 "suspend assign1 "},
+	{"it is told to end and nobody restarts it", START2 "error1 wait1000 hello1", STARTED2 "suspend kill1 assign1 "},
 };
 
 Test(recovery, without_a_launcher_it_waits_for_a_new_process)
@@ -292,7 +292,7 @@ Test(recovery, a_closed_connection_makes_silence_count_as_death_within_a_second)
 	h.said[0] = 0;
 	play(&h, "disconnect");
 	pass(&h, 1000, 5);
-	cr_assert_str_eq(h.said, "suspend ");
+	cr_assert_str_eq(h.said, "suspend kill1 ");
 	cr_assert(strstr(h.last_text, "stage 1 closed its connection"), "%s", h.last_text);
 	recovery_destroy(&h.r);
 }
@@ -307,7 +307,7 @@ Test(recovery, two_closed_connections_half_a_second_apart_are_both_found)
 	pass(&h, 500, 5);
 	play(&h, "disconnect");
 	pass(&h, 1100, 1);
-	cr_assert_str_eq(h.said, "suspend suspend ");
+	cr_assert_str_eq(h.said, "suspend kill1 suspend kill2 ");
 	recovery_destroy(&h.r);
 }
 
