@@ -25,6 +25,15 @@ find "$out/python" "$out/tests" -name __pycache__ -prune -exec rm -rf {} +
 find "$out/python" -name '*.so' -delete   # markupsafe has the same in Python
 find "$out/bin" "$out/tests/bin" -type f | xargs ldd 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// {print $3}' | sort -u |
   grep -vE '/(libc|libm|libpthread|libdl|librt|libresolv|libutil|libgcc_s|libstdc\+\+|libcuda|libcudart|libcublas|libcublasLt|libnccl)\.so' |
-  while read -r lib; do cp -L "$lib" "$out/lib/"; done
+  while read -r lib; do
+    cp -L "$lib" "$out/lib/"
+    # Their licences go along, as the distribution states them.
+    package=$(dpkg-query -S "$(realpath "$lib")" 2>/dev/null | head -n 1 | cut -d: -f1)
+    [ -z "$package" ] || { mkdir -p "$out/share/licences/$package"; cp -L "/usr/share/doc/$package/copyright" "$out/share/licences/$package/"; }
+  done
+for p in python3-jinja2 python3-markupsafe; do
+  mkdir -p "$out/share/licences/$p"
+  cp -L "/usr/share/doc/$p/copyright" "$out/share/licences/$p/"
+done
 tar -C "$build/bundle" -czf "$build/$name.tar.gz" "$name"
 echo "$build/$name.tar.gz ($(du -h "$build/$name.tar.gz" | cut -f1))"
