@@ -7,6 +7,9 @@
 // order for small n_rows, and attention that starts its KV blocks anywhere but at multiples from position 0.
 //
 // "act" below is the context's activation type: float32 on CPUs.
+//
+// On GPUs every pointer in an argument struct, indices and positions included, is device memory (alloc), work is queued
+// on the context's stream, and nothing waits, but for sample(), whose rows are the host's and complete when it returns.
 #ifndef STAGECOACH_KERNELS_OPS_H
 #define STAGECOACH_KERNELS_OPS_H
 
@@ -29,6 +32,8 @@ struct ops_options {
 	bool may_spin;        // CPU: waiting threads may spin (forbidden where cores < threads of all workers on the host)
 	enum ops_isa isa;     // CPU: upper limit; AUTO = best present
 	int max_rows;         // the largest batch, in rows; scratch is sized by it
+	enum dtype act;       // type of activations: F32 on CPUs; F32, F16 or BF16 on GPUs
+	int device;           // GPU: its number; 0 on CPUs
 };
 
 struct weight_source {
@@ -94,7 +99,7 @@ struct rope_kv_args {
 // kv_len[s] - n_s .. kv_len[s] - 1; row at position p sees positions 0..p (or the last `window` of them).
 struct attention_args {
 	int n_seqs, n_rows, n_heads;
-	const int32_t *first_row;   // [n_seqs + 1]
+	const int32_t *first_row;   // [n_seqs + 1]; on GPUs no sequence is empty
 	const int32_t *kv_len;      // [n_seqs] tokens in the cache including this step's rows
 	const int32_t *block_table; // [n_seqs, max_blocks] block ids
 	int max_blocks;
@@ -167,5 +172,6 @@ struct ops {
 };
 
 const struct ops *ops_cpu(void);
+const struct ops *ops_cuda(void); // in stagecoach_kernels_cuda, where the CUDA Toolkit is found
 
 #endif

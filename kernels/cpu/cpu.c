@@ -50,6 +50,9 @@ static enum status create(struct ops_context **out, const struct ops_options *o,
 		return error_set(e, STATUS_USAGE, "compute threads: expected 0 to %d, found %d", MAX_THREADS, o->threads);
 	if (!o->threads && o->cores)
 		return error_set(e, STATUS_USAGE, "compute threads: cores are given, but not how many");
+	if (o->act != DTYPE_F32 || o->device != 0)
+		return error_set(e, STATUS_USAGE, "a CPU has activations of type f32 and device 0: found %s and %d",
+		                 dtype_info(o->act)->name, o->device);
 	int threads = o->threads ? o->threads : usable_cores();
 	if (threads > MAX_THREADS)
 		threads = MAX_THREADS;
