@@ -229,11 +229,12 @@ static int sort_bin(struct scratch *s, const float *x, int n, int bin, float max
 }
 
 // Finds the last token that top-k and top-p keep, given the n candidates in s->list; false if they do not end among
-// them. A cut at the end of all is {-infinity, INT32_MAX}.
-static bool find_cut(struct scratch *s, const struct sample_row *r, const float *x, int n, float max, double total,
-                     struct candidate *cut)
+// them. A cut at the end of all is {-infinity, INT32_MAX}. Where the candidates are all tokens of any weight, a top-k
+// above their number keeps them all, and top-p still cuts.
+static bool find_cut(struct scratch *s, const struct sample_row *r, const float *x, int n, bool all, float max,
+                     double total, struct candidate *cut)
 {
-	bool use_k = r->top_k > 0, use_p = r->top_p < 1;
+	bool use_k = r->top_k > 0 && !(all && n < r->top_k), use_p = r->top_p < 1;
 	float bins_per_logit = fminf(BINS_PER_UNIT / r->temperature, 1e30f);
 	*cut = (struct candidate){-INFINITY, INT32_MAX};
 	if (use_k && n < r->top_k)
@@ -290,7 +291,7 @@ static int32_t draw_filtered(const struct job *j, struct scratch *s, const struc
 	int n = 0;
 	for (int step = 0; step < CANDIDATE_STEPS; step++) {
 		n = j->kernel->collect(s->list, s->weights, vocab, candidate_weight[step]);
-		if (find_cut(s, r, x, n, max, total, &cut))
+		if (find_cut(s, r, x, n, step == CANDIDATE_STEPS - 1, max, total, &cut))
 			break;
 	}
 	int kept = 0;

@@ -16,10 +16,11 @@ __global__ void embed_quant_kernel(A *out, struct cuda_planes p, const int32_t *
 {
 	int id = ids[blockIdx.x], row = id % CUDA_TILE_ROWS, r = row / 8;
 	int c = threadIdx.x % 4, lane = 4 * (row % 8) + c;
+	const quant_row<Q> row_tile(p, id / CUDA_TILE_ROWS, k_tiles, lane);
 	A *to = out + (int64_t)blockIdx.x * cols;
 	for (int64_t tile = threadIdx.x / 4; tile < k_tiles; tile += blockDim.x / 4) {
 		quant_lane<Q> l;
-		quant_load<Q>(l, p, id / CUDA_TILE_ROWS, k_tiles, tile, lane);
+		row_tile.load(l, (int)tile);
 #pragma unroll
 		for (int j = 0; j < 4; j++) {
 			uint32_t a[4];

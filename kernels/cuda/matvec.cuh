@@ -8,7 +8,7 @@
 
 #include "kernels/cuda/device.cuh"
 
-enum { MATVEC_WARPS = 8 };
+enum { MATVEC_WARPS = 8, MATVEC_BLOCKS = 3 }; // per multiprocessor, a limit on registers
 
 // Rows of which part and tile this block computes.
 struct matvec_place {

@@ -160,7 +160,7 @@ __global__ void expand_kernel(A *out, struct cuda_planes p, int64_t first_tile, 
 		return;
 	int64_t row_tile = at / k_tiles, k_tile = at % k_tiles;
 	quant_lane<Q> l;
-	quant_load<Q>(l, p, first_tile + row_tile, k_tiles, k_tile, lane);
+	quant_row<Q>(p, first_tile + row_tile, k_tiles, lane).load(l, (int)k_tile);
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
 		uint32_t a[4];

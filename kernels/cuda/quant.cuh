@@ -57,35 +57,57 @@ template <typename Q> struct quant_lane {
 	uint32_t scale[4], super[2];
 };
 
-template <typename Q>
-__device__ inline void quant_load(quant_lane<Q> &l, const struct cuda_planes &p, int64_t row_tile, int64_t k_tiles,
-                                  int64_t k_tile, int lane)
-{
-	int64_t tile = row_tile * k_tiles + k_tile;
-	int g = lane / 4;
-#pragma unroll
-	for (int i = 0; i < Q::words / 4; i++) {
-		uint4 v = load_stream(p.low + (tile * (Q::words / 4) + i) * 32 + lane);
-		l.low[4 * i] = v.x;
-		l.low[4 * i + 1] = v.y;
-		l.low[4 * i + 2] = v.z;
-		l.low[4 * i + 3] = v.w;
+// A lane's view of 16 rows; load() takes its words of one tile.
+template <typename Q> struct quant_row {
+	const uint4 *low;
+	const uint32_t *high, *scale, *super;
+
+	__device__ inline quant_row(const struct cuda_planes &p, int64_t row_tile, int64_t k_tiles, int lane)
+	{
+		int64_t tile = row_tile * k_tiles, g = lane / 4;
+		low = p.low + tile * (Q::words / 4) * 32 + lane;
+		high = p.high + (tile * 32 + lane) * Q::high;
+		scale = (const uint32_t *)(p.scale + (tile * 8 + g) * Q::scale_bytes);
+		super = (const uint32_t *)(p.super + (row_tile * (k_tiles / 4) * 8 + g) * Q::super_bytes);
 	}
+
+	__device__ inline void load(quant_lane<Q> &l, int tile) const
+	{
 #pragma unroll
-	for (int i = 0; i < Q::high; i++)
-		l.high[i] = __ldg(p.high + (tile * 32 + lane) * Q::high + i);
-	const uint32_t *s = (const uint32_t *)(p.scale + (tile * 8 + g) * Q::scale_bytes);
-#pragma unroll
-	for (int i = 0; i < Q::scale_bytes / 4; i++)
-		l.scale[i] = __ldg(s + i);
-	if (Q::super_bytes) {
-		int64_t supers = k_tiles / 4;
-		const uint32_t *u = (const uint32_t *)(p.super + ((row_tile * supers + k_tile / 4) * 8 + g) * Q::super_bytes);
-#pragma unroll
-		for (int i = 0; i < Q::super_bytes / 4; i++)
-			l.super[i] = __ldg(u + i);
+		for (int i = 0; i < Q::words / 4; i++) {
+			uint4 v = load_stream(low + (tile * (Q::words / 4) + i) * 32);
+			l.low[4 * i] = v.x;
+			l.low[4 * i + 1] = v.y;
+			l.low[4 * i + 2] = v.z;
+			l.low[4 * i + 3] = v.w;
+		}
+		if constexpr (Q::high == 1)
+			l.high[0] = __ldg(high + tile * 32);
+		if constexpr (Q::high == 2) {
+			uint2 v = __ldg((const uint2 *)(high + tile * 64));
+			l.high[0] = v.x;
+			l.high[1] = v.y;
+		}
+		if constexpr (Q::scale_bytes == 8) {
+			uint2 v = __ldg((const uint2 *)(scale + tile * 16));
+			l.scale[0] = v.x;
+			l.scale[1] = v.y;
+		} else {
+			uint4 v = __ldg((const uint4 *)(scale + tile * 32));
+			l.scale[0] = v.x;
+			l.scale[1] = v.y;
+			l.scale[2] = v.z;
+			l.scale[3] = v.w;
+		}
+		if constexpr (Q::super_bytes == 4)
+			l.super[0] = __ldg(super + tile / 4 * 8);
+		if constexpr (Q::super_bytes == 8) {
+			uint2 v = __ldg((const uint2 *)(super + tile / 4 * 16));
+			l.super[0] = v.x;
+			l.super[1] = v.y;
+		}
 	}
-}
+};
 
 static __device__ inline float half_of(uint32_t pair, int i)
 {

@@ -3,10 +3,11 @@
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cuda/cuda.h"
 
-enum { HIDDEN = 4096, FFN = 14336, HEADS = 32, KV_HEADS = 8, DIM = 128, BLOCK = 16, COPIES = 8, RUNS = 20 };
+enum { HIDDEN = 4096, FFN = 14336, HEADS = 32, KV_HEADS = 8, DIM = 128, BLOCK = 16, COPIES = 8, RUNS = 11 };
 
 struct work {
 	struct matmul_args matmul[COPIES]; // rotated, so that no cache holds a matrix from one run to the next
@@ -36,7 +37,7 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-// Median of runs, in seconds.
+// Median of runs, in seconds. Launches follow each other, as in a step, so that the time of one is not in the figures.
 static double seconds(struct ops_context *c, const struct work *w)
 {
 	cudaEvent_t begin, end;
@@ -47,10 +48,12 @@ static double seconds(struct ops_context *c, const struct work *w)
 		w->run(c, w, i);
 	for (int i = 0; i < RUNS; i++) {
 		cudaEventRecord(begin, c->stream);
-		w->run(c, w, i);
+		for (int k = 0; k < COPIES; k++)
+			w->run(c, w, k);
 		cudaEventRecord(end, c->stream);
 		CUDA_MUST(cudaEventSynchronize(end));
 		cudaEventElapsedTime(&ms[i], begin, end);
+		ms[i] /= COPIES;
 	}
 	qsort(ms, RUNS, sizeof *ms, by_value);
 	return 1e-3 * ms[RUNS / 2];
@@ -170,7 +173,46 @@ static void bench_copy(struct ops_context *c)
 	cudaFree(to);
 }
 
-int main(void)
+// bench_gpu [WORD...]: all, or matvec, matmul, attention, sample.
+static bool wanted(int argc, char **argv, const char *word)
+{
+	for (int i = 1; i < argc; i++)
+		if (!strcmp(argv[i], word))
+			return true;
+	return argc < 2;
+}
+
+static void bench_matvecs(struct ops_context *c)
+{
+	static const enum dtype types[] = {DTYPE_BF16, DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K};
+	for (int i = 0; i < 6; i++) {
+		bench_matmul(c, types[i], FFN, HIDDEN, 1, true);
+		bench_matmul(c, types[i], FFN, HIDDEN, 8, true);
+		bench_matmul(c, types[i], HIDDEN, FFN, 1, false);
+		bench_matmul(c, types[i], HIDDEN, HIDDEN, 1, false);
+	}
+	bench_matmul(c, DTYPE_BF16, 6144, HIDDEN, 1, false);
+}
+
+static void bench_matmuls(struct ops_context *c)
+{
+	static const int rows[] = {16, 32, 64, 128, 512};
+	for (int i = 0; i < 5; i++)
+		bench_matmul(c, DTYPE_BF16, 2 * FFN, HIDDEN, rows[i], false);
+	bench_matmul(c, DTYPE_BF16, FFN, HIDDEN, 2048, true);
+	bench_matmul(c, DTYPE_Q4_K, FFN, HIDDEN, 16, true);
+	bench_matmul(c, DTYPE_Q4_K, FFN, HIDDEN, 2048, true);
+}
+
+static void bench_attentions(struct ops_context *c)
+{
+	static const int sizes[][3] = {{1, 1, 1024}, {1, 1, 16384}, {32, 1, 1024}, {64, 1, 1024}, {128, 1, 4096},
+	                               {1, 2048, 2048}, {1, 8192, 8192}, {16, 2048, 2048}};
+	for (int i = 0; i < 8; i++)
+		bench_attention(c, sizes[i][0], sizes[i][1], sizes[i][2]);
+}
+
+int main(int argc, char **argv)
 {
 	struct ops_context *c;
 	struct error e = {""};
@@ -181,34 +223,18 @@ int main(void)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	printf("%s\n", ops_cuda()->describe(c));
 	bench_copy(c);
-	static const int rows[] = {1, 4, 8, 32, 128};
-	for (int i = 0; i < 5; i++)
-		bench_matmul(c, DTYPE_BF16, 2 * FFN, HIDDEN, rows[i], false);
-	bench_matmul(c, DTYPE_BF16, FFN, HIDDEN, 1, true);
-	bench_matmul(c, DTYPE_BF16, HIDDEN, HIDDEN, 1, false);
-	bench_matmul(c, DTYPE_BF16, HIDDEN, FFN, 1, false);
-	bench_matmul(c, DTYPE_BF16, 6144, HIDDEN, 1, false);
-	bench_matmul(c, DTYPE_BF16, FFN, HIDDEN, 2048, true);
-	static const enum dtype types[] = {DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K};
-	for (int i = 0; i < 5; i++) {
-		bench_matmul(c, types[i], FFN, HIDDEN, 1, true);
-		bench_matmul(c, types[i], FFN, HIDDEN, 8, true);
+	if (wanted(argc, argv, "matvec"))
+		bench_matvecs(c);
+	if (wanted(argc, argv, "matmul"))
+		bench_matmuls(c);
+	if (wanted(argc, argv, "attention"))
+		bench_attentions(c);
+	if (wanted(argc, argv, "sample")) {
+		bench_sample(c, 1, 0, 0, 1);
+		bench_sample(c, 64, 0, 0, 1);
+		bench_sample(c, 64, 1, 0, 1);
+		bench_sample(c, 64, 0.7f, 40, 0.9f);
 	}
-	bench_matmul(c, DTYPE_Q4_K, HIDDEN, FFN, 1, false);
-	bench_matmul(c, DTYPE_Q4_K, HIDDEN, HIDDEN, 1, false);
-	bench_matmul(c, DTYPE_Q4_K, FFN, HIDDEN, 2048, true);
-	bench_attention(c, 1, 1, 1024);
-	bench_attention(c, 1, 1, 16384);
-	bench_attention(c, 32, 1, 1024);
-	bench_attention(c, 64, 1, 1024);
-	bench_attention(c, 128, 1, 4096);
-	bench_attention(c, 1, 2048, 2048);
-	bench_attention(c, 1, 8192, 8192);
-	bench_attention(c, 16, 2048, 2048);
-	bench_sample(c, 1, 0, 0, 1);
-	bench_sample(c, 64, 0, 0, 1);
-	bench_sample(c, 64, 1, 0, 1);
-	bench_sample(c, 64, 0.7f, 40, 0.9f);
 	ops_cuda()->destroy(&c);
 	return 0;
 }

@@ -84,7 +84,7 @@ static void check_rope(int heads, int kv_heads, int dim, int rope_dim, bool inte
 	int32_t slot[ROWS];
 	struct op_random r = {(uint64_t)(dim + heads)};
 	for (int i = 0; i < ROWS; i++)
-		slot[i] = (i * 7 + 3) % (BLOCKS * block_size);
+		slot[i] = (i * 11 + 3) % (BLOCKS * block_size);
 	size_t nq = (size_t)(ROWS * heads * dim), nk = (size_t)(ROWS * kv_heads * dim);
 	size_t cache = (size_t)(BLOCKS * block_size * kv_heads * dim);
 	float *q = op_random_floats(&r, nq, 1), *k = op_random_floats(&r, nk, 1), *v = op_random_floats(&r, nk, 1);

@@ -363,3 +363,27 @@ Test(sample, a_vocabulary_smaller_than_the_top_list_fills_the_rest_with_no_token
 		ops_cpu()->destroy(&x);
 	}
 }
+
+Test(sample, top_p_cuts_under_a_top_k_above_the_number_of_tokens)
+{
+	// 0.5, 0.25, 0.15, 0.1: the first two hold more than 0.7; the rest have no weight at all at this temperature.
+	enum { VOCAB = 3000, DRAWS = 200 };
+	const float p[] = {0.5f, 0.25f, 0.15f, 0.1f};
+	float logits[VOCAB];
+	for (int i = 0; i < VOCAB; i++)
+		logits[i] = i < 4 ? logf(p[i]) : -200;
+	FOR_EACH_ISA(isa) {
+		struct ops_context *x = op_context(isa, 1);
+		const int top_k[] = {100, VOCAB, VOCAB + 1};
+		for (int k = 0; k < 3; k++)
+			for (int i = 0; i < DRAWS; i++) {
+				struct sample_row row = plain;
+				row.top_k = top_k[k];
+				row.top_p = 0.7f;
+				row.seed = (uint64_t)i;
+				row = sample_row(x, VOCAB, logits, row);
+				cr_assert(row.id < 2, "%s, top-k %d: token %d", op_isa_name[isa], top_k[k], row.id);
+			}
+		ops_cpu()->destroy(&x);
+	}
+}
