@@ -77,7 +77,6 @@ static inline void without_check(bool ok, bool fatal, const char *what, const ch
 #define cr_assert_float_eq(a, b, e, ...) WITHOUT_CHECK(true, #a " near " #b, fabs((a) - (b)) <= (e), __VA_ARGS__)
 #define cr_fail(...) WITHOUT_CHECK(false, "cr_fail", false, __VA_ARGS__)
 #define cr_assert_fail(...) WITHOUT_CHECK(true, "cr_assert_fail", false, __VA_ARGS__)
-#define cr_skip_test(...) (fprintf(stderr, "skipped: " __VA_ARGS__), fputc('\n', stderr), exit(0))
 
 #define cr_skip(...) cr_skip_test(__VA_ARGS__)
 #define cr_skip_test(...)                                                                                              \
@@ -90,6 +89,11 @@ static inline void without_check(bool ok, bool fatal, const char *what, const ch
 static bool without_run(const struct without_test *t)
 {
 	fflush(NULL);
+	if (getenv("STAGECOACH_TEST_IN_PROCESS")) { // for tools that watch one process
+		int before = without_failures;
+		t->run();
+		return without_failures == before;
+	}
 	pid_t pid = fork();
 	if (pid == 0) {
 		alarm(t->timeout ? t->timeout * 4 : 200);
