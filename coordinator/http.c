@@ -71,7 +71,9 @@ void http_answer_error(struct http_request *r)
 
 void http_hand_back(struct http_request *r)
 {
+	http_request_ref(r); // once resumed, the connection may end before this call returns
 	MHD_resume_connection(r->connection);
+	http_request_unref(r);
 }
 
 void http_busy(struct http_server *s, int requests, int subs)
