@@ -15,6 +15,7 @@ extern "C" {
 
 enum {
 	CUDA_MATVEC_ROWS = 8,          // up to so many rows a matrix is read by our own kernels
+	CUDA_QUANT_ROWS = 64,          // and quantised ones so many, 8 at a time; making one plain costs as much as 12 times 8
 	CUDA_TILE_ROWS = 16,           // a tile of a quantised matrix: rows
 	CUDA_TILE_COLS = 64,           // and columns
 	CUDA_LT_WORKSPACE = 32 << 20,  // bytes, NVIDIA's advice for Hopper

@@ -1,4 +1,4 @@
-// Matrix products: our own kernels up to 8 rows, cuBLASLt beyond. What our kernels lack (float32, 16-bit weights of the
+// Matrix products: our own kernels up to 8 rows (64 of quantised weights), cuBLASLt beyond. What our kernels lack (float32, 16-bit weights of the
 // other type) and large batches of quantised weights go through a plain copy of some rows of the matrix at a time, in the
 // activations' type. The surprising decision: a bias is written into y first and the product added, so that the result is
 // rounded once and cuBLASLt needs no epilogue.
@@ -115,13 +115,30 @@ static void multiply_large(struct ops_context *c, const struct weight *w, const 
 	}
 }
 
-static bool multiply_small(struct ops_context *c, enum dtype t, const struct cuda_matvec *m)
+static bool multiply_eight(struct ops_context *c, enum dtype t, const struct cuda_matvec *m)
 {
 	if (t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16)
 		return cuda_matvec_plain(c, t, m);
 	if (m->cols % 4 || c->act == DTYPE_F32)
 		return false;
 	return c->act == DTYPE_F16 ? cuda_matvec_quant_f16(c, t, m) : cuda_matvec_quant_bf16(c, t, m);
+}
+
+// Any number of rows, 8 at a time.
+static bool multiply_small(struct ops_context *c, enum dtype t, const struct cuda_matvec *all)
+{
+	size_t size = cuda_dtype_bytes(c->act), y_size = all->y_float32 ? sizeof(float) : size;
+	for (int row = 0; row < all->n_rows; row += CUDA_MATVEC_ROWS) {
+		struct cuda_matvec m = *all;
+		m.n_rows = all->n_rows - row < CUDA_MATVEC_ROWS ? all->n_rows - row : CUDA_MATVEC_ROWS;
+		m.x = (const char *)all->x + (size_t)row * (size_t)all->cols * size;
+		for (int p = 0; p < m.n_parts; p++)
+			if (m.part[p].y)
+				m.part[p].y = (char *)m.part[p].y + (size_t)row * (size_t)m.part[p].rows * y_size;
+		if (!multiply_eight(c, t, &m))
+			return false;
+	}
+	return true;
 }
 
 static struct cuda_matvec_part part_of(const struct matmul_args *a, int i)
@@ -165,7 +182,8 @@ void cuda_matmul(struct ops_context *c, const struct matmul_args *a)
 	for (int i = 0; i < a->n_parts; i++)
 		ASSERT(a->part[i].w->cols == a->part[0].w->cols);
 	for (int i = 0; i < a->n_parts;) {
-		int done = a->n_rows <= CUDA_MATVEC_ROWS ? small_group(c, a, i) : 0;
+		bool quantised = a->part[i].w->k_tiles > 0;
+		int done = a->n_rows <= (quantised ? CUDA_QUANT_ROWS : CUDA_MATVEC_ROWS) ? small_group(c, a, i) : 0;
 		if (!done && a->swiglu) {
 			gated_large(c, a);
 			done = 2;
