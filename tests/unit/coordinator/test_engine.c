@@ -68,7 +68,7 @@ static void start_ready(struct scene *s, uint32_t n, bool launcher)
 	start(s);
 	for (uint32_t i = 0; i < n; i++)
 		fake_spawn(&s->p, i, FAULT_NONE);
-	cr_assert_eq(engine_wait_ready(s->e, 10000, &e), STATUS_OK, "%s", e.text);
+	cr_assert_eq(engine_wait_ready(s->e, 30000, &e), STATUS_OK, "%s", e.text);
 }
 
 static void end(struct scene *s)
@@ -341,7 +341,7 @@ Test(engine, an_error_while_loading_fails_the_start_with_its_status_and_text, .t
 	start(&s);
 	fake_spawn(&s.p, 0, FAULT_NONE);
 	fake_spawn(&s.p, 1, FAULT_ERROR_AT_ASSIGN);
-	cr_assert_eq(engine_wait_ready(s.e, 10000, &e), STATUS_REFUSED);
+	cr_assert_eq(engine_wait_ready(s.e, 30000, &e), STATUS_REFUSED);
 	cr_assert(strstr(e.text, "stage 1") && strstr(e.text, "the tensor is not there"), "%s", e.text);
 	end(&s);
 }
@@ -356,7 +356,7 @@ Test(engine, too_few_blocks_for_the_context_asked_for_are_refused_with_numbers, 
 	start(&s);
 	fake_spawn(&s.p, 0, FAULT_NONE);
 	fake_spawn(&s.p, 1, FAULT_NONE);
-	cr_assert_eq(engine_wait_ready(s.e, 10000, &e), STATUS_REFUSED);
+	cr_assert_eq(engine_wait_ready(s.e, 30000, &e), STATUS_REFUSED);
 	cr_assert(strstr(e.text, "31 blocks") && strstr(e.text, "needs 32"), "%s", e.text);
 	end(&s);
 }
@@ -369,7 +369,7 @@ Test(engine, what_cannot_be_taken_is_refused_at_once, .timeout = 60)
 	start(&s);
 	cr_assert_eq(submit(&s, &answers[0], 1, 5, 5, 1, &e), STATUS_UNAVAILABLE);
 	fake_spawn(&s.p, 0, FAULT_NONE);
-	cr_assert_eq(engine_wait_ready(s.e, 10000, &e), STATUS_OK, "%s", e.text);
+	cr_assert_eq(engine_wait_ready(s.e, 30000, &e), STATUS_OK, "%s", e.text);
 	cr_assert_eq(look(&s)->max_context, 512u);
 	cr_assert_eq(submit(&s, &answers[0], 1, 512, 1, 1, &e), STATUS_INVALID);
 	cr_assert(strstr(e.text, "512"), "%s", e.text);
@@ -472,7 +472,7 @@ Test(engine, a_trace_names_every_stage_and_is_json, .timeout = 60)
 	start(&s);
 	fake_spawn(&s.p, 0, FAULT_NONE);
 	fake_spawn(&s.p, 1, FAULT_NONE);
-	cr_assert_eq(engine_wait_ready(s.e, 10000, &e), STATUS_OK, "%s", e.text);
+	cr_assert_eq(engine_wait_ready(s.e, 30000, &e), STATUS_OK, "%s", e.text);
 	engine_destroy(&s.e);
 	char text[8192];
 	FILE *f = fopen(s.o.trace, "r");
