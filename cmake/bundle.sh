@@ -14,6 +14,9 @@ cp "$source/LICENSE" "$source/README.md" "$out/share/"
 for t in "$build"/bin/*_test_*; do
   [ ! -x "$t" ] || cp "$t" "$out/tests/bin/"
 done
+# Tests are run from the bundle's top folder: for t in tests/bin/*; do $t; done
+mkdir -p "$out/coordinator"
+cp "$source/coordinator/chat_template_helper.py" "$out/coordinator/"
 for d in process support golden; do
   [ ! -d "$source/tests/$d" ] || cp -R "$source/tests/$d" "$out/tests/"
 done
