@@ -52,6 +52,8 @@ def tiny_model(name):
 def launcher_environment(extra=None):
     env = {k: v for k, v in os.environ.items() if not k.startswith("STAGECOACH_")}
     env["STAGECOACH_BIN"] = binaries()
+    if BUILD.endswith("/tsan"):
+        env["TSAN_OPTIONS"] = "halt_on_error=1:second_deadlock_stack=1:suppressions=%s/tests/support/tsan_suppressions.txt" % SOURCE
     env.update(extra or {})
     return env
 
