@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "coordinator/bench_url.h"
+#include "coordinator/bench_common.h"
 
 struct run;
 
@@ -35,18 +35,11 @@ struct cell {
 	double prefill_per_s, decode_per_s, output_per_s;
 };
 
-static double now_s(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 // On the engine thread.
 static void on_events(void *user, const struct scheduler_event *events, uint32_t count)
 {
 	struct lane *l = user;
-	double now = now_s();
+	double now = bench_now_s();
 	for (uint32_t i = 0; i < count; i++) {
 		if (events[i].has_token && l->n < l->run->output)
 			l->at_s[l->n++] = now;
@@ -58,17 +51,6 @@ static void on_events(void *user, const struct scheduler_event *events, uint32_t
 			pthread_cond_signal(&l->run->done);
 		pthread_mutex_unlock(&l->run->lock);
 	}
-}
-
-static int by_value(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
-}
-
-static double percentile(double *v, size_t n, double p)
-{
-	return n ? v[(size_t)((double)(n - 1) * p + 0.5)] : 0;
 }
 
 static uint64_t next_random(uint64_t *state)
@@ -96,14 +78,14 @@ static void summarise(struct cell *c, struct run *run, double start_s)
 	for (uint32_t i = 0; i < c->batch; i++)
 		for (uint32_t k = 0; k < run->lanes[i].n; k++)
 			later += run->lanes[i].at_s[k] > last_first;
-	qsort(firsts, c->batch, sizeof *firsts, by_value);
-	qsort(gaps, n_gaps, sizeof *gaps, by_value);
+	qsort(firsts, c->batch, sizeof *firsts, bench_by_value);
+	qsort(gaps, n_gaps, sizeof *gaps, bench_by_value);
 	c->wall_s = end - start_s;
-	c->first_s[0] = percentile(firsts, c->batch, 0.5);
-	c->first_s[1] = percentile(firsts, c->batch, 0.95);
-	c->gap_s[0] = percentile(gaps, n_gaps, 0.5);
-	c->gap_s[1] = percentile(gaps, n_gaps, 0.95);
-	c->gap_s[2] = percentile(gaps, n_gaps, 0.99);
+	c->first_s[0] = bench_percentile(firsts, c->batch, 0.5);
+	c->first_s[1] = bench_percentile(firsts, c->batch, 0.95);
+	c->gap_s[0] = bench_percentile(gaps, n_gaps, 0.5);
+	c->gap_s[1] = bench_percentile(gaps, n_gaps, 0.95);
+	c->gap_s[2] = bench_percentile(gaps, n_gaps, 0.99);
 	c->prefill_per_s = (double)c->batch * c->prompt / (last_first - start_s);
 	c->decode_per_s = later ? (double)later / (end - last_first) : 0;
 	c->output_per_s = (double)c->batch * c->output / c->wall_s;
@@ -121,7 +103,7 @@ static enum status measure(struct engine *e, uint32_t vocab, uint64_t seed, stru
 	pthread_cond_init(&run.done, NULL);
 	for (size_t i = 0; i < (size_t)c->batch * c->prompt; i++)
 		prompts[i] = (uint32_t)(next_random(&seed) % vocab);
-	double start = now_s();
+	double start = bench_now_s();
 	uint32_t submitted = 0;
 	for (; submitted < c->batch && status == STATUS_OK; submitted++) {
 		run.lanes[submitted] = (struct lane){.run = &run, .at_s = times + (size_t)submitted * c->output};
@@ -156,7 +138,7 @@ static enum status measure(struct engine *e, uint32_t vocab, uint64_t seed, stru
 
 static int by_wall(const void *a, const void *b)
 {
-	return by_value(&((const struct cell *)a)->wall_s, &((const struct cell *)b)->wall_s);
+	return bench_by_value(&((const struct cell *)a)->wall_s, &((const struct cell *)b)->wall_s);
 }
 
 static void print_cell(const struct cell *c)

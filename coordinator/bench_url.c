@@ -17,51 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "coordinator/bench_common.h"
+
 enum { BENCH_TIMEOUT_S = 600 };
-
-// ---- grid ----
-
-static enum status parse_list(const char *s, size_t len, uint32_t *out, int max, int *count, struct error *e)
-{
-	*count = 0;
-	for (const char *end = s + len; s < end;) {
-		char *stop;
-		unsigned long v = strtoul(s, &stop, 10);
-		if (stop == s || stop > end || v < 1 || v > 1u << 20 || *count == max)
-			return error_set(e, STATUS_USAGE, "--grid: '%.*s' is not a list of at most %d numbers from 1 to %u", (int)len, s, max, 1u << 20);
-		out[(*count)++] = (uint32_t)v;
-		s = stop;
-		if (s < end && *s != ',')
-			return error_set(e, STATUS_USAGE, "--grid: unexpected '%c' in a list of numbers", *s);
-		s++;
-	}
-	return *count ? STATUS_OK : error_set(e, STATUS_USAGE, "--grid: an empty list");
-}
-
-enum status bench_grid_parse(struct bench_grid *g, const char *text, struct error *e)
-{
-	*g = (struct bench_grid){.batch = {1}, .prompt = {128}, .output = {64}, .n_batch = 1, .n_prompt = 1, .n_output = 1, .repeat = 3};
-	for (const char *s = text; *s;) {
-		size_t n = strcspn(s, " ");
-		int one;
-		if (n == 0) {
-			s++;
-			continue;
-		}
-		if (!strncmp(s, "batch=", 6))
-			TRY(parse_list(s + 6, n - 6, g->batch, BENCH_GRID_MAX, &g->n_batch, e));
-		else if (!strncmp(s, "prompt=", 7))
-			TRY(parse_list(s + 7, n - 7, g->prompt, BENCH_GRID_MAX, &g->n_prompt, e));
-		else if (!strncmp(s, "output=", 7))
-			TRY(parse_list(s + 7, n - 7, g->output, BENCH_GRID_MAX, &g->n_output, e));
-		else if (!strncmp(s, "repeat=", 7))
-			TRY(parse_list(s + 7, n - 7, &g->repeat, 1, &one, e));
-		else
-			return error_set(e, STATUS_USAGE, "--grid: '%.*s' is not batch=, prompt=, output= or repeat=", (int)n, s);
-		s += n;
-	}
-	return STATUS_OK;
-}
 
 // ---- clients ----
 
@@ -89,13 +47,6 @@ struct cell_result {
 	double wall_s, tokens_per_s;
 	double ttft_p50_ms, ttft_p95_ms, itl_p50_ms, itl_p95_ms;
 };
-
-static double now_s(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static enum status parse_url(struct target *t, const char *url, struct error *e)
 {
@@ -170,7 +121,7 @@ static enum status client_start(struct client *c, const struct target *t, int ep
 	int one = 1;
 	setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 	fcntl(c->fd, F_SETFL, O_NONBLOCK);
-	c->begin_s = now_s();
+	c->begin_s = bench_now_s();
 	struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT, .data.u32 = index};
 	epoll_ctl(epoll, EPOLL_CTL_ADD, c->fd, &ev);
 	return STATUS_OK;
@@ -221,23 +172,11 @@ static enum status client_read(struct client *c, struct error *e)
 		const char *from = c->answer + (old > 6 ? old - 6 : 0);
 		const char *data = strstr(from, "data: {");
 		if (data) {
-			c->last_s = now_s();
+			c->last_s = bench_now_s();
 			if (c->first_s == 0)
 				c->first_s = c->last_s;
 		}
 	}
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-	return x < y ? -1 : x > y;
-}
-
-static double percentile(double *v, size_t n, double p)
-{
-	qsort(v, n, sizeof *v, compare_doubles);
-	return n ? v[(size_t)((double)(n - 1) * p + 0.5)] : 0;
 }
 
 static enum status measure_cell(const struct target *t, uint32_t clients, uint32_t prompt, uint32_t output, uint64_t *random,
@@ -251,13 +190,13 @@ static enum status measure_cell(const struct target *t, uint32_t clients, uint32
 		c[i].fd = -1;
 		make_request(&c[i], t, prompt, output, random);
 	}
-	double begin = now_s();
+	double begin = bench_now_s();
 	for (uint32_t i = 0; i < clients; i++)
 		TRY_GOTO(client_start(&c[i], t, epoll, i, e), out);
 	for (uint32_t left = clients; left;) {
 		struct epoll_event events[64];
 		int n = epoll_wait(epoll, events, 64, 1000);
-		if (now_s() - begin > BENCH_TIMEOUT_S) {
+		if (bench_now_s() - begin > BENCH_TIMEOUT_S) {
 			status = error_set(e, STATUS_FATAL, "%u of %u answers are not complete after %d s", left, clients, BENCH_TIMEOUT_S);
 			goto out;
 		}
@@ -270,7 +209,7 @@ static enum status measure_cell(const struct target *t, uint32_t clients, uint32
 			left -= k->done;
 		}
 	}
-	*out = (struct cell_result){.clients = clients, .prompt = prompt, .output = output, .wall_s = now_s() - begin};
+	*out = (struct cell_result){.clients = clients, .prompt = prompt, .output = output, .wall_s = bench_now_s() - begin};
 	size_t n_itl = 0;
 	for (uint32_t i = 0; i < clients; i++) {
 		out->tokens += c[i].tokens;
@@ -279,10 +218,12 @@ static enum status measure_cell(const struct target *t, uint32_t clients, uint32
 			itl[n_itl++] = 1e3 * (c[i].last_s - c[i].first_s) / (double)(c[i].tokens - 1);
 	}
 	out->tokens_per_s = (double)out->tokens / out->wall_s;
-	out->ttft_p50_ms = percentile(ttft, clients, 0.5);
-	out->ttft_p95_ms = percentile(ttft, clients, 0.95);
-	out->itl_p50_ms = percentile(itl, n_itl, 0.5);
-	out->itl_p95_ms = percentile(itl, n_itl, 0.95);
+	qsort(ttft, clients, sizeof *ttft, bench_by_value);
+	qsort(itl, n_itl, sizeof *itl, bench_by_value);
+	out->ttft_p50_ms = bench_percentile(ttft, clients, 0.5);
+	out->ttft_p95_ms = bench_percentile(ttft, clients, 0.95);
+	out->itl_p50_ms = bench_percentile(itl, n_itl, 0.5);
+	out->itl_p95_ms = bench_percentile(itl, n_itl, 0.95);
 out:
 	for (uint32_t i = 0; i < clients; i++) {
 		if (c[i].fd >= 0)

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "common/options.h"
 #include "coordinator/bench.h"
+#include "coordinator/bench_common.h"
 #include "coordinator/bench_url.h"
 #include "coordinator/chat_template.h"
 #include "coordinator/engine.h"
